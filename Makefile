@@ -1,0 +1,43 @@
+# make demo    see it work (about a minute after installation)
+# make test    the whole test suite
+# make check   format, lint, types, tests: what CI runs
+# make format  let ruff rewrite the code
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: demo test check lint format clean
+
+demo: .venv/.installed
+	$(BIN)/python -m cosdefense demo
+
+test: .venv/.developing
+	$(BIN)/python -m pytest
+
+lint: .venv/.developing
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+check: lint test
+
+format: .venv/.developing
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+# Paths are relative, so that a clone may live in a folder with spaces in its name.
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e ".[all]"
+	touch $@
+
+# byzfl judges some tests; it is installed alone, because its dependencies are larger than everything else together.
+.venv/.developing: .venv/.installed
+	$(PIP) -e ".[all,dev]"
+	$(PIP) --no-deps byzfl
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

@@ -1,0 +1,7 @@
+"""Aggregators combine the updates of a round into one."""
+
+from .mean import Mean
+from .median import Median
+from .trimmed_mean import TrimmedMean
+
+__all__ = ["Mean", "Median", "TrimmedMean"]

@@ -1,0 +1,25 @@
+"""Mean: the weighted average, as in federated averaging.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import Aggregator, State
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """Σ wᵢ uᵢ / Σ wᵢ. One liar can move it anywhere."""
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
+        # Shares first: a sum of finite rows may overflow, their weighted average cannot.
+        shares = cohort.weights / cohort.weights.sum()
+        return shares @ cohort.updates, state

@@ -1,0 +1,32 @@
+"""Trimmed mean: per coordinate, drop the extremes on both sides and average the rest.
+
+Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning: Towards Optimal
+Statistical Rates. ICML 2018. https://arxiv.org/abs/1803.01498
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import Aggregator, State
+from ..ops import fraction_of, trimmed_mean
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Aggregator):
+    """Drops floor(contamination · n) values at each end. Weights are not used."""
+
+    contamination: float = 0.3  # the share of attackers to expect; below a half, so that somebody is left
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.contamination < 0.5:
+            raise ValueError(f"TrimmedMean.contamination must be in [0, 0.5), got {self.contamination}")
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
+        n = len(cohort)
+        trim = min(fraction_of(self.contamination, n), (n - 1) // 2)  # 0.4999999999 of 10 must not be 5
+        return trimmed_mean(cohort.updates, trim), state

@@ -1,0 +1,44 @@
+"""Attack: the interface of a lie, and the attack that does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import State
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Both halves default to "do nothing"; an attack overrides one, or both. When it acts is not its business."""
+
+    def init(self) -> State:
+        """What the attackers remember before the first round."""
+        return None
+
+    def poison(
+        self,
+        images: Float[Tensor, "*batch channels height width"],
+        labels: Int[Tensor, "*batch"],
+        n_classes: int,
+        rng: torch.Generator,
+    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+        """Before training: what malicious clients make of their batches. Pixels are in [0, 1]."""
+        return images, labels
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        """After training: what is sent. Only the malicious rows of the result are taken."""
+        return cohort.updates, state
+
+    def aim(
+        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
+    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
+        """For measuring success: test images as the attacker presents them, and the label wanted (-1: not counted).
+
+        None for attacks that want no particular answer.
+        """
+        return None

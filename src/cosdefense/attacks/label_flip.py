@@ -1,0 +1,53 @@
+"""Label flip: train honestly on wrong labels.
+
+Symmetric: Tolpegin, Truex, Gursoy, Liu. Data Poisoning Attacks Against Federated Learning Systems.
+ESORICS 2020 (source → target). https://arxiv.org/abs/2007.08432
+Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning.
+USENIX Security 2020 (c → C − 1 − c). https://arxiv.org/abs/1911.11815
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .attack import Attack
+
+
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Without options every label c becomes C − 1 − c; with both, only `source` becomes `target`."""
+
+    source: int | None = None  # the class whose images are mislabeled
+    target: int | None = None  # the class they are given
+
+    def __post_init__(self) -> None:
+        if (self.source is None) != (self.target is None):
+            raise ValueError(f"LabelFlip needs both source and target, or neither, got {self.source} and {self.target}")
+        if self.source is not None and self.source == self.target:
+            raise ValueError(f"LabelFlip needs a source that differs from its target, got {self.source} for both")
+
+    def poison(
+        self,
+        images: Float[Tensor, "*batch channels height width"],
+        labels: Int[Tensor, "*batch"],
+        n_classes: int,
+        rng: torch.Generator,
+    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+        return images, self._flipped(labels, n_classes)
+
+    def aim(
+        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
+    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
+        wanted = self._flipped(labels, n_classes)
+        return images, torch.where(wanted == labels, -1, wanted)
+
+    def _flipped(self, labels: Int[Tensor, "*batch"], n_classes: int) -> Int[Tensor, "*batch"]:
+        if self.source is None or self.target is None:
+            return n_classes - 1 - labels
+        if not (0 <= self.source < n_classes and 0 <= self.target < n_classes):
+            raise ValueError(f"LabelFlip needs classes below {n_classes}, got {self.source} and {self.target}")
+        return torch.where(labels == self.source, self.target, labels)

@@ -1,0 +1,106 @@
+"""Every part by name, so that a file can name it: build a part from a table, describe it as one again.
+
+A name with a colon, "package.module:Class", reaches parts that live outside this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from typing import Any, TypeVar
+
+from . import recipes
+from .aggregators import Mean, Median, TrimmedMean
+from .attacks import Attack, InnerProduct, LabelFlip, Noise, SignFlip
+from .defense import Aggregator, Defense, Filter
+from .filters import Clip, CosDefense, Krum
+from .options import ConfigError, call, checked, coerce, unknown
+
+FILTERS: dict[str, type[Filter]] = {"clip": Clip, "cosdefense": CosDefense, "krum": Krum}
+AGGREGATORS: dict[str, type[Aggregator]] = {"mean": Mean, "median": Median, "trimmed-mean": TrimmedMean}
+ATTACKS: dict[str, type[Attack]] = {
+    "none": Attack,
+    "inner-product": InnerProduct,
+    "label-flip": LabelFlip,
+    "noise": Noise,
+    "sign-flip": SignFlip,
+}
+RECIPES: dict[str, Callable[..., Defense]] = {
+    "fedavg": recipes.fedavg,
+    "krum": recipes.krum,
+    "multi-krum": recipes.multi_krum,
+    "median": recipes.median,
+    "trimmed-mean": recipes.trimmed_mean,
+    "clipping-median": recipes.clipping_median,
+    "norm-clipping": recipes.norm_clipping,
+    "cosdefense": recipes.cosdefense,
+}
+
+T = TypeVar("T")
+
+
+def recipe(name: str, **options: Any) -> Defense:
+    """A named defense: `recipe("krum", contamination=0.2)`."""
+    return build_defense({"name": name, **options})
+
+
+def build_defense(table: Mapping[str, Any]) -> Defense:
+    """A defense from `{name = "krum"}`, or spelled out: `{filters = [{name = "clip"}], aggregator = {name = …}}`."""
+    if "name" in table:
+        return _build(RECIPES, table, Defense)
+    given = checked(_composition, table, "defense")
+    filters = tuple(_build(FILTERS, part, Filter) for part in given.get("filters", ()))  # type: ignore[type-abstract]
+    aggregator = given.get("aggregator", {"name": "mean"})
+    return Defense(filters, _build(AGGREGATORS, aggregator, Aggregator))  # type: ignore[type-abstract]
+
+
+def build_attack(table: Mapping[str, Any]) -> Attack:
+    """An attack from `{name = "inner-product", epsilon = 5.0}`."""
+    return _build(ATTACKS, table, Attack)
+
+
+def describe(part: Defense | Filter | Aggregator | Attack) -> dict[str, Any]:
+    """The table that builds this very part, every option written out."""
+    if isinstance(part, Defense):
+        return {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
+    options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
+    return {"name": _name_of(type(part)), **{key: "none" if value is None else value for key, value in options.items()}}
+
+
+def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
+    """The entry of that name, or whatever "package.module:Class" imports."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}.name must be a text, got {name!r}")
+    if ":" not in name:
+        if name not in table:
+            raise unknown(kind, name, table)
+        return table[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found: T = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+    return found
+
+
+def _composition(filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any]) -> None:
+    """The keys of a defense that is spelled out; only its signature is used."""
+
+
+def _build(known: Mapping[str, Callable[..., T]], table: Mapping[str, Any], needed: type[T]) -> T:
+    kind = needed.__name__.lower()
+    table = coerce(table, Mapping, kind)
+    if "name" not in table:
+        raise ConfigError(f"{kind} needs a name: one of {', '.join(sorted(known))}, or package.module:Class")
+    options = {key: value for key, value in table.items() if key != "name"}
+    part = call(lookup(known, table["name"], kind), options, f"{kind} {table['name']}")
+    if not isinstance(part, needed):
+        raise ConfigError(f"{kind} {table['name']!r} must give a {needed.__name__}, got {type(part).__name__}")
+    return part
+
+
+def _name_of(kind: type) -> str:
+    known: dict[str, Any] = {**FILTERS, **AGGREGATORS, **ATTACKS}
+    names = [name for name, entry in known.items() if entry is kind]
+    return names[0] if names else f"{kind.__module__}:{kind.__qualname__}"

@@ -1,0 +1,82 @@
+"""What parts remember between rounds, and how it is written down without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """One row of numbers per client identity. Writing returns a new table."""
+
+    clients: Int[Tensor, " m"]  # sorted
+    rows: Float[Tensor, "m k"]
+
+    @classmethod
+    def empty(cls) -> ClientTable:
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, 0))
+
+    def lookup(self, clients: Int[Tensor, " n"], default: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """The clients' rows; row i of `default` for a client never seen."""
+        if len(self.clients) == 0:
+            return default
+        place = torch.searchsorted(self.clients, clients).clamp_max(len(self.clients) - 1)
+        known = self.clients[place] == clients
+        return torch.where(known[:, None], self.rows[place], default)
+
+    def updated(self, clients: Int[Tensor, " n"], rows: Float[Tensor, "n k"]) -> ClientTable:
+        """The table with these clients' rows written; everybody else keeps theirs."""
+        if len(self.clients) == 0:
+            order = clients.argsort()
+            return ClientTable(clients[order], rows[order])
+        others = ~torch.isin(self.clients, clients)
+        ids = torch.cat([self.clients[others], clients])
+        order = ids.argsort()
+        return ClientTable(ids[order], torch.cat([self.rows[others], rows])[order])
+
+
+def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A state as plain JSON values plus the tensors they point to."""
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            tensors[str(len(tensors))] = value
+            return {"tensor": str(len(tensors) - 1)}
+        if isinstance(value, tuple | list):
+            return [walk(item) for item in value]
+        if is_dataclass(value):
+            return {"fields": {field.name: walk(getattr(value, field.name)) for field in fields(value)}}
+        if isinstance(value, Mapping):
+            return {"items": [[walk(key), walk(item)] for key, item in value.items()]}
+        raise TypeError(
+            f"a state holds numbers, texts, tensors, tuples, dicts and dataclasses, got {type(value).__name__}"
+        )
+
+    return walk(state), tensors
+
+
+def unpack(packed: Any, tensors: Mapping[str, Tensor], like: Any) -> Any:
+    """The state again. `like` (what `init()` returns) supplies the types, so that no file can name a class."""
+    if isinstance(packed, list):
+        like = like if isinstance(like, tuple) and len(like) == len(packed) else (None,) * len(packed)
+        return tuple(unpack(item, tensors, kind) for item, kind in zip(packed, like, strict=True))
+    if not isinstance(packed, dict):
+        return packed
+    if "tensor" in packed:
+        return tensors[packed["tensor"]]
+    if "fields" in packed:
+        if not is_dataclass(like) or isinstance(like, type):
+            raise TypeError("a saved dataclass needs an `init()` that returns one of its kind")
+        return type(like)(
+            **{name: unpack(item, tensors, getattr(like, name)) for name, item in packed["fields"].items()}
+        )
+    return {unpack(key, tensors, None): unpack(item, tensors, None) for key, item in packed["items"]}

@@ -1,0 +1,90 @@
+"""Settings from a file: checked against the type hints of what they configure, one clear line per mistake."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class ConfigError(ValueError):
+    """A user's mistake in a setting: names the key, what was needed and what was found."""
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:
+    """An error that offers the near match."""
+    known = sorted(known)
+    near = get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+    return ConfigError(f"{what} {str(name)!r} is unknown: {hint}")
+
+
+def checked(
+    target: Callable[..., Any], given: Mapping[str, Any], where: str, reserved: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`given` as keyword arguments for `target`, coerced to its type hints. `reserved` are not the user's to set."""
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    known = [name for name in inspect.signature(target).parameters if name not in reserved]
+    for key in given:
+        if key not in known:
+            if not known:
+                raise ConfigError(f"{where} takes no options, got {key!r}")
+            raise unknown(f"{where}: option", key, known)
+    return {key: coerce(value, hints[key], f"{where}.{key}") for key, value in given.items()}
+
+
+def call(target: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:
+    """`target(**given)`, with every way it can go wrong turned into one line."""
+    options = checked(target, given, where)
+    missing = [
+        name
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.default is inspect.Parameter.empty and name not in options
+    ]
+    if missing:
+        raise ConfigError(f"{where} needs {', '.join(missing)}")
+    try:
+        return target(**options)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def coerce(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the hinted type, or a ConfigError. TOML has no null: "none" stands for None."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if type(None) in arguments and (value is None or value == "none"):
+            return None
+        return _first_that_fits(value, [kind for kind in arguments if kind is not type(None)], where)
+    if origin is Literal:
+        if value not in arguments:
+            raise unknown(where, value, map(str, arguments))
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} must be a list, got {value!r}")
+        return tuple(coerce(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    plain = origin or hint
+    if isinstance(plain, type) and (not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool)):
+        raise ConfigError(f"{where} must be {_spoken(plain)}, got {value!r}")
+    return value
+
+
+def _first_that_fits(value: Any, kinds: list[Any], where: str) -> Any:
+    for kind in kinds[:-1]:
+        try:
+            return coerce(value, kind, where)
+        except ConfigError:
+            continue
+    return coerce(value, kinds[-1], where)
+
+
+def _spoken(kind: type) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+    return "a table" if issubclass(kind, Mapping) else names.get(kind, kind.__name__)

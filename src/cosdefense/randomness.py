@@ -1,0 +1,22 @@
+"""One seed, split by purpose: changing the defense does not change who is sampled.
+
+Every stream is derived from the seed and a purpose (and mostly the round's number), so nothing about
+a generator has to be saved for a run to be resumed. Streams are drawn on the CPU whatever the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """An independent seed for one purpose."""
+    text = repr((seed, *purpose)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1  # torch takes 63 bits everywhere
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A fresh random stream for one purpose."""
+    return torch.Generator().manual_seed(derive(seed, *purpose))

@@ -1,0 +1,66 @@
+"""Cohort: views, selections, and clear refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosdefense import Cohort, Layout, MissingTrustedData
+
+LAYOUT = Layout((("body", (3,)), ("head", (2, 1)), ("norm.running_mean", (2,))), "head", 5)
+
+
+def cohort() -> Cohort:
+    updates = torch.arange(21.0).reshape(3, 7)
+    return Cohort.of(updates, torch.arange(7.0), LAYOUT, torch.tensor([7, 3, 5]))
+
+
+def test_layer_views_the_head_by_default() -> None:
+    updates, weights = cohort().layer()
+    assert updates.tolist() == [[3, 4], [10, 11], [17, 18]]
+    assert weights.tolist() == [3, 4]
+    assert cohort().layer("body")[1].tolist() == [0, 1, 2]
+
+
+def test_views_are_not_copies() -> None:
+    whole = cohort()
+    assert whole.layer()[0].untyped_storage().data_ptr() == whole.updates.untyped_storage().data_ptr()
+    assert whole.trainable().shape == (3, 5)
+
+
+def test_only() -> None:
+    some = cohort().only(torch.tensor([True, False, True]))
+    assert some.clients.tolist() == [7, 5]
+    assert some.updates[1].tolist() == [14, 15, 16, 17, 18, 19, 20]
+    assert len(some) == len(some.weights) == 2
+
+
+def test_equal_weights_unless_somebody_vouches() -> None:
+    assert cohort().weights.tolist() == [1, 1, 1]
+
+
+def test_trusted_data() -> None:
+    with pytest.raises(MissingTrustedData, match="clean data of the server's own"):
+        _ = cohort().trusted
+
+    class Mine:
+        def update(self, params: Tensor) -> Tensor:
+            return params
+
+    mine = Mine()
+    assert Cohort.of(torch.zeros(1, 7), torch.zeros(7), LAYOUT, trusted_data=mine).trusted is mine
+
+
+@pytest.mark.parametrize(
+    ("updates", "params", "clients", "complaint"),
+    [
+        (torch.zeros(3, 6), torch.zeros(7), None, r"updates need shape \(n, 7\), got \(3, 6\)"),
+        (torch.zeros(7), torch.zeros(7), None, r"updates need shape \(n, 7\), got \(7,\)"),
+        (torch.zeros(3, 7), torch.zeros(6), None, r"params need shape \(7,\), got \(6,\)"),
+        (torch.zeros(3, 7), torch.zeros(7), torch.arange(2), r"clients need shape \(3,\), got \(2,\)"),
+    ],
+)
+def test_wrong_shapes_are_named(updates: Tensor, params: Tensor, clients: Tensor | None, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Cohort.of(updates, params, LAYOUT, clients)

@@ -1,0 +1,154 @@
+"""Every part of the catalog keeps the contract, and the contract catches parts that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment, Layout
+from cosdefense.aggregators import Mean, Median, TrimmedMean
+from cosdefense.attacks import InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS, RECIPES
+from cosdefense.defense import State
+from cosdefense.filters import Clip, CosDefense, Krum
+from cosdefense.testing import check_aggregator, check_attack, check_defense, check_filter
+
+# Every class of the catalog with its defaults, and the options that change its behavior.
+FILTER_CASES = [
+    *(kind() for kind in FILTERS.values()),
+    CosDefense(layer="features.weight"),
+    CosDefense(threshold="mean+std", k=0.5),
+    CosDefense(threshold="mad", k=3.0),
+    Clip(max_norm=0.1),
+    Krum(contamination=0.1, keep=None),
+    Krum(contamination=0.0, keep=3),
+]
+AGGREGATOR_CASES = [*(kind() for kind in AGGREGATORS.values()), TrimmedMean(0.1), TrimmedMean(0.0)]
+ATTACK_CASES = [*(kind() for kind in ATTACKS.values()), InnerProduct(0.5), SignFlip(5.0), Noise(0.1), LabelFlip(1, 7)]
+
+
+@pytest.mark.parametrize("part", FILTER_CASES, ids=repr)
+def test_filters(part: Filter) -> None:
+    check_filter(part)
+
+
+@pytest.mark.parametrize("part", AGGREGATOR_CASES, ids=repr)
+def test_aggregators(part: Aggregator) -> None:
+    check_aggregator(part)
+
+
+@pytest.mark.parametrize("attack", ATTACK_CASES, ids=repr)
+def test_attacks(attack: Attack) -> None:
+    check_attack(attack)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name: str) -> None:
+    check_defense(RECIPES[name]())
+
+
+@dataclass(frozen=True)
+class Remembering(Filter):
+    """A well-behaved stateful filter of a third party: counts how often it saw each client."""
+
+    def init(self) -> ClientTable:
+        return ClientTable.empty()
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        seen = state.lookup(cohort.clients, default=torch.zeros(len(cohort), 1)) + 1
+        return Judgment(seen[:, 0], torch.ones_like(cohort.weights)), state.updated(cohort.clients, seen)
+
+
+def test_third_party_filter_with_memory() -> None:
+    check_filter(Remembering())
+
+
+@dataclass(frozen=True)
+class KeepsFirst(Filter):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        return Judgment(cohort.weights, torch.arange(len(cohort)) < 1), state
+
+
+@dataclass(frozen=True)
+class Scribbles(Filter):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        cohort.updates[0] = 0
+        return Judgment(cohort.weights, cohort.weights), state
+
+
+@dataclass(frozen=True)
+class Forgets(Filter):
+    def init(self) -> State:
+        return {}
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        state["rounds"] = state.get("rounds", 0) + 1  # mutates what it was given
+        return Judgment(cohort.weights * state["rounds"], cohort.weights), state
+
+
+@dataclass(frozen=True)
+class SumsUp(Aggregator):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
+        return cohort.updates.sum(dim=0), state
+
+
+@dataclass(frozen=True)
+class LowerMedian(Aggregator):
+    """Not even wrong for odd n: kept to show that the contract alone does not replace pinned values."""
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
+        return cohort.updates.median(dim=0).values, state
+
+
+@dataclass(frozen=True)
+class Narrows(Aggregator):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
+        return cohort.updates.mean(dim=0).float(), state
+
+
+@dataclass
+class Thawed(Filter):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        return Judgment(cohort.weights, cohort.weights), state
+
+
+@dataclass(frozen=True)
+class WritesForged(Attack):
+    def forge(self, cohort: Cohort, malicious: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        cohort.updates[malicious] *= -1
+        return cohort.updates, state
+
+
+@pytest.mark.parametrize(
+    ("check", "part", "complaint"),
+    [
+        (check_filter, KeepsFirst(), "must not depend on the order"),
+        (check_filter, Scribbles(), "must not write to its input"),
+        (check_filter, Forgets(), "must not write to the state"),
+        (check_filter, Thawed(), "frozen"),
+        (check_aggregator, SumsUp(), "identical clients"),
+        (check_aggregator, Narrows(), "must stay torch.float64"),
+        (check_attack, WritesForged(), "must not write"),
+    ],
+)
+def test_the_contract_can_fail(check: Callable[[object], None], part: object, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check(part)
+
+
+def test_pinned_values_are_still_needed() -> None:
+    check_aggregator(LowerMedian())
+    even = Cohort.of(torch.tensor([[1.0], [2.0]]), torch.zeros(1), _one_number())
+    assert LowerMedian()(even, None)[0] != Median()(even, None)[0]
+
+
+def test_mean_counts_weights() -> None:
+    cohort = Cohort.of(torch.tensor([[1.0], [5.0]]), torch.zeros(1), _one_number())
+    assert Mean()(replace(cohort, weights=torch.tensor([3.0, 1.0])), None)[0].item() == 2.0
+
+
+def _one_number() -> Layout:
+    return Layout((("weight", (1,)),), "weight", 1)

@@ -1,0 +1,96 @@
+"""The public names, which way imports point, and what importing does not load."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "cosdefense"
+
+PUBLIC = {
+    "cosdefense": {
+        "Aggregator", "Attack", "ClientTable", "Cohort", "Defense", "Filter", "Judgment", "Layout",
+        "MissingTrustedData", "TooFewClients", "TrustedData", "Verdict", "recipe",
+    },
+    "cosdefense.filters": {"Clip", "CosDefense", "Krum"},
+    "cosdefense.aggregators": {"Mean", "Median", "TrimmedMean"},
+    "cosdefense.attacks": {"Attack", "InnerProduct", "LabelFlip", "Noise", "SignFlip"},
+}  # fmt: skip
+
+# Each room may import from itself and from the rooms before it.
+ROOMS = (
+    {"ops", "layout", "randomness", "options", "records"},
+    {"cohort", "memory", "metrics"},
+    {"defense"},
+    {"filters", "aggregators", "attacks"},
+    {"recipes", "task", "client", "models", "meter", "data"},
+    {"catalog"},
+    {"testing", "simulation"},
+    {"evaluation", "checkpoint", "report"},
+    {"experiment"},
+    {"running", "console"},
+    {"cli", "__main__"},
+)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names(module: str) -> None:
+    assert set(importlib.import_module(module).__all__) == PUBLIC[module]
+
+
+def room_of(module: str) -> int:
+    return next(i for i, room in enumerate(ROOMS) if module in room)
+
+
+def test_imports_point_one_way() -> None:
+    seen = 0
+    for path in SOURCE.rglob("*.py"):
+        relative = path.relative_to(SOURCE)
+        if relative == Path("__init__.py"):
+            continue  # it re-exports, and nobody but the edges imports it
+        own = relative.parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or node.level == 0:
+                continue
+            # The folder the dots lead to, as a path below the package.
+            base = relative.parts[: len(relative.parts) - node.level]
+            target = [*base, *(node.module.split(".") if node.module else [])]
+            names = [target[0]] if target else [alias.name for alias in node.names if alias.name != "__version__"]
+            for name in names:
+                seen += 1
+                assert room_of(name) <= room_of(own), f"{relative} imports {name}, which lies behind it"
+    assert seen > 50
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_importing_the_package_is_light() -> None:
+    heavy = {"sklearn", "altair", "vl_convert", "typer", "rich", "flwr", "PIL", "beartype", "safetensors", "tomli_w"}
+    assert not heavy & loaded_by("import cosdefense, cosdefense.filters, cosdefense.aggregators, cosdefense.attacks")
+    assert not heavy & loaded_by("import cosdefense.simulation, cosdefense.testing")
+
+
+def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:
+    assert not {"sklearn", "altair", "vl_convert", "PIL", "flwr"} & loaded_by("import cosdefense.cli")
+
+
+def test_nothing_unpickles() -> None:
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not {"pickle", "marshal", "shelve", "joblib", "dill"} & {alias.name for alias in node.names}, (
+                    path
+                )
+            if isinstance(node, ast.ImportFrom):
+                assert node.module not in {"pickle", "marshal", "shelve", "joblib", "dill"}, path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("torch", "load"), path
