@@ -1,0 +1,141 @@
+"""How the training samples are split among the clients. Every sample is given to exactly one of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+Owners = Int[Tensor, " m"]  # for every sample, the client that owns it
+
+
+class Partition(ABC):
+    """A way to split: a frozen dataclass of its options."""
+
+    @abstractmethod
+    def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        """The owner of every sample."""
+
+    def __call__(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, seed: int) -> list[Int[Tensor, " _"]]:
+        """The samples of every client, nobody without any."""
+        if not 1 <= n_clients <= len(labels):
+            raise ValueError(f"{len(labels)} samples can be split among 1 to {len(labels)} clients, not {n_clients}")
+        rng = np.random.default_rng(seed)
+        owners = _nobody_empty(self.assign(labels, n_classes, n_clients, rng), n_clients)
+        return [(owners == client).nonzero().flatten() for client in range(n_clients)]
+
+
+@dataclass(frozen=True)
+class Iid(Partition):
+    """Shuffled and dealt out evenly."""
+
+    def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        return _dealt(len(labels), n_clients, rng)
+
+
+@dataclass(frozen=True)
+class LabelSkew(Partition):
+    """The paper's split: one group of clients per class; a sample goes to its class's group with probability q.
+
+    To each other group it goes with probability (1 − q) / (C − 1). Inside a group samples are dealt
+    out evenly. q = 1/C is iid. (The paper prints (1 − q) / (1 − C): a slip.)
+    Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. 2020.
+    """
+
+    q: float = 0.5  # how much of a class stays in its own group
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.q <= 1:
+            raise ValueError(f"q must be in [0, 1], got {self.q}")
+
+    def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        if n_clients < n_classes:
+            raise ValueError(f"label skew needs at least one client per class ({n_classes}), got {n_clients}")
+        stays = rng.random(len(labels)) < self.q
+        # An offset of 1 … C−1 from the own group hits every other group alike.
+        offset = np.where(stays, 0, rng.integers(1, n_classes, len(labels)) if n_classes > 1 else 0)
+        group = (labels.numpy() + offset) % n_classes
+        members = np.array_split(rng.permutation(n_clients), n_classes)
+        owners = np.empty(len(labels), dtype=np.int64)
+        for number, clients in enumerate(members):
+            inside = rng.permutation(np.flatnonzero(group == number))
+            owners[inside] = clients[np.arange(len(inside)) % len(clients)]
+        return torch.from_numpy(owners)
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Every class is divided among the clients in proportions drawn from Dirichlet(alpha).
+
+    Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification. 2019. https://arxiv.org/abs/1909.06335
+    """
+
+    alpha: float = 0.5  # small: few clients share a class; large: iid
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be positive, got {self.alpha}")
+
+    def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        owners = np.empty(len(labels), dtype=np.int64)
+        for label in range(n_classes):
+            inside = rng.permutation(np.flatnonzero(labels.numpy() == label))
+            shares = rng.dirichlet(np.full(n_clients, self.alpha))
+            cuts = (np.cumsum(shares)[:-1] * len(inside)).round().astype(np.int64)
+            for client, samples in enumerate(np.split(inside, cuts)):
+                owners[samples] = client
+        return torch.from_numpy(owners)
+
+
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Sorted by label, cut into equal shards, a few shards to each client.
+
+    McMahan, Moore, Ramage, Hampson, Agüera y Arcas. Communication-Efficient Learning of Deep Networks
+    from Decentralized Data. AISTATS 2017.
+    """
+
+    per_client: int = 2  # about how many classes a client sees
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ValueError(f"per_client must be at least 1, got {self.per_client}")
+
+    def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        shuffled = rng.permutation(len(labels))  # so that equal labels are not always in file order
+        by_label = shuffled[np.argsort(labels.numpy()[shuffled], kind="stable")]
+        shards = np.array_split(by_label, n_clients * self.per_client)
+        owners = np.empty(len(labels), dtype=np.int64)
+        for place, shard in enumerate(rng.permutation(len(shards))):
+            owners[shards[shard]] = place % n_clients
+        return torch.from_numpy(owners)
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "label-skew": LabelSkew,
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+}
+
+
+def _dealt(n_samples: int, n_clients: int, rng: np.random.Generator) -> Owners:
+    owners = np.empty(n_samples, dtype=np.int64)
+    owners[rng.permutation(n_samples)] = np.arange(n_samples) % n_clients
+    return torch.from_numpy(owners)
+
+
+def _nobody_empty(owners: Owners, n_clients: int) -> Owners:
+    """Skewed draws can leave a client without samples; it gets one from the richest."""
+    owners, counts = owners.clone(), torch.bincount(owners, minlength=n_clients)
+    for client in (counts == 0).nonzero().flatten().tolist():
+        richest = int(counts.argmax())
+        owners[(owners == richest).nonzero()[0]] = client
+        counts[richest] -= 1
+        counts[client] += 1
+    return owners

@@ -1,0 +1,85 @@
+"""A model and its loss as pure functions of one flat vector."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from .layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The vector holds the trainable tensors, then the floating-point buffers (BatchNorm's statistics).
+
+    Images are pixels in [0, 1]; normalisation happens in here, so that attacks and client-side
+    defenses work on what a camera sees.
+    """
+
+    training: nn.Module  # two skeletons, whose own tensors are never read nor written during a run
+    evaluating: nn.Module
+    layout: Layout
+    mean: tuple[float, ...] = (0.0,)  # per channel
+    std: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        *,
+        head: str | None = None,
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+    ) -> Task:
+        """Any module that maps images to logits."""
+        return cls(copy.deepcopy(model).train(), copy.deepcopy(model).eval(), Layout.of(model, head), mean, std)
+
+    def initial(self) -> Float[Tensor, " d"]:
+        """The vector of the model as it was given."""
+        tensors = {**dict(self.training.named_parameters()), **dict(self.training.named_buffers())}
+        return self.layout.flatten(tensors).detach().clone()
+
+    def logits(self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]) -> Float[Tensor, "b c"]:
+        """What the model answers, in evaluation mode."""
+        out: Tensor = functional_call(self.evaluating, self.layout.unflatten(params), (self._normalized(images),))
+        return out
+
+    def loss(
+        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
+    ) -> Float[Tensor, ""]:
+        """Mean cross-entropy, in evaluation mode."""
+        return cross_entropy(self.logits(params, images), labels)
+
+    def gradient(
+        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
+    ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """The gradient in training mode (zero on buffers), and `params` with its buffers refreshed by this batch."""
+        tensors = self.layout.unflatten(params)
+        weights = {name: tensors[name] for name, _ in self.training.named_parameters() if name in tensors}
+        # Each buffer its own copy, made one per client under vmap by adding a zero of the batch: BatchNorm
+        # writes in place, and writes into views of `params` would be lost without an error.
+        zero = torch.zeros_like(images.flatten()[0])
+        buffers = {
+            name: tensors.get(name, buffer) + zero.to(buffer.dtype) for name, buffer in self.training.named_buffers()
+        }
+
+        def loss(weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            fresh = {name: buffer.clone() for name, buffer in buffers.items()}
+            logits = functional_call(self.training, {**weights, **fresh}, (self._normalized(images),))
+            return cross_entropy(logits, labels), fresh
+
+        slopes, fresh = torch.func.grad(loss, has_aux=True)(weights)
+        still = {name: torch.zeros_like(buffer) for name, buffer in fresh.items()}
+        return self.layout.flatten({**slopes, **still}), self.layout.flatten({**weights, **fresh})
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return images
+        shape = (-1,) + (1,) * (images.ndim - 2)
+        return (images - images.new_tensor(self.mean).view(shape)) / images.new_tensor(self.std).view(shape)
