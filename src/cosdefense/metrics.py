@@ -1,0 +1,120 @@
+"""How well it went: pure functions of a run's rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .records import RoundRecord
+
+
+@dataclass(frozen=True)
+class Detection:
+    """The filters' confusion: clients counted once per round in which a filter judged them.
+
+    Updates that are not finite never reach a filter and say nothing about it: once a model has
+    collapsed, honest clients send them too.
+    """
+
+    malicious_rejected: int
+    malicious_accepted: int
+    honest_rejected: int
+    honest_accepted: int
+    clean_honest_rejected: int  # the same, in rounds without any liar
+    clean_honest_accepted: int
+
+    @classmethod
+    def of(cls, rounds: Iterable[RoundRecord]) -> Detection:
+        counts = dict.fromkeys(cls.__dataclass_fields__, 0)
+        for record in rounds:
+            if record.malicious is None or not record.defended:
+                continue
+            clean = not any(record.malicious)
+            for row, (liar, weight) in enumerate(zip(record.malicious, record.weights, strict=True)):
+                if all(scores[row] is None for scores in record.scores.values()):
+                    continue
+                fate = "rejected" if weight == 0 else "accepted"
+                counts[f"{'malicious' if liar else 'honest'}_{fate}"] += 1
+                if clean:
+                    counts[f"clean_honest_{fate}"] += 1
+        return cls(**counts)
+
+    @property
+    def recall(self) -> float | None:
+        """The share of malicious updates that were rejected."""
+        return _share(self.malicious_rejected, self.malicious_accepted)
+
+    @property
+    def precision(self) -> float | None:
+        """The share of rejected updates that were malicious."""
+        return _share(self.malicious_rejected, self.honest_rejected)
+
+    @property
+    def false_positive_rate(self) -> float | None:
+        """The share of honest updates that were rejected."""
+        return _share(self.honest_rejected, self.honest_accepted)
+
+    @property
+    def clean_false_positive_rate(self) -> float | None:
+        """The share of honest updates rejected in rounds without any liar."""
+        return _share(self.clean_honest_rejected, self.clean_honest_accepted)
+
+
+def area_under_roc(rounds: Iterable[RoundRecord], filter_name: str) -> float | None:
+    """How often a malicious client scores above an honest one of the same round; a tie counts half.
+
+    Only clients of one round are compared: scores of different rounds may be on different scales.
+    """
+    wins = pairs = 0.0
+    for record in rounds:
+        scores = record.scores.get(filter_name)
+        if scores is None or record.malicious is None or not record.defended:
+            continue
+        judged = [(score, liar) for score, liar in zip(scores, record.malicious, strict=True) if score is not None]
+        liars = [score for score, liar in judged if liar]
+        honest = [score for score, liar in judged if not liar]
+        pairs += len(liars) * len(honest)
+        wins += sum((high > low) + 0.5 * (high == low) for high in liars for low in honest)
+    return wins / pairs if pairs else None
+
+
+def tail_mean(rounds: Sequence[RoundRecord], share: float = 0.1) -> float | None:
+    """Mean accuracy over the evaluations in the last tenth of the rounds (at least one evaluation)."""
+    evaluated = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
+    if not evaluated:
+        return None
+    first = rounds[-1].round + 1 - math.ceil(share * (rounds[-1].round + 1))
+    tail = [accuracy for number, accuracy in evaluated if number >= first] or [evaluated[-1][1]]
+    return sum(tail) / len(tail)
+
+
+def final_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
+    return next((record.accuracy for record in reversed(rounds) if record.accuracy is not None), None)
+
+
+def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Everything a table shows about one run."""
+    detection = Detection.of(rounds)
+    filters = sorted({name for record in rounds for name in record.scores})
+    phases = sorted({phase for record in rounds for phase in record.seconds})
+    success = [record.attack_success for record in rounds if record.attack_success is not None]
+    return {
+        "final_accuracy": final_accuracy(rounds),
+        "tail_accuracy": tail_mean(rounds),
+        "attack_success": success[-1] if success else None,
+        "malicious_rejected": detection.recall,
+        "honest_rejected": detection.false_positive_rate,
+        "precision": detection.precision,
+        "clean_honest_rejected": detection.clean_false_positive_rate,
+        "area_under_roc": {name: area_under_roc(rounds, name) for name in filters},
+        "confusion": asdict(detection),
+        "skipped_rounds": sum(record.skipped is not None for record in rounds),
+        "seconds": {phase: sum(record.seconds.get(phase, 0.0) for record in rounds) for phase in phases},
+        "peak_memory": {phase: max(record.memory.get(phase, 0) for record in rounds) for phase in phases},
+    }
+
+
+def _share(part: int, rest: int) -> float | None:
+    return part / (part + rest) if part + rest else None

@@ -1,0 +1,109 @@
+"""What is written down about a run: `records.jsonl`, one JSON object a line.
+
+The first line is the header (the whole experiment, versions, device), then one line per round, and a
+summary once the run is finished. The simulator and a real federation write the same format; where
+nobody knows who is malicious, `malicious` is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round in plain numbers."""
+
+    round: int
+    clients: tuple[int, ...]  # identities of those who took part
+    weights: tuple[float, ...]  # how much each counted; 0 = rejected
+    malicious: tuple[bool, ...] | None = None  # who lied in this round, where that is known
+    defended: bool = True  # False while the defense was not yet switched on
+    skipped: str | None = None  # why the model stayed as it was, if it did
+    scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
+    accuracy: float | None = None  # the last three only in evaluated rounds
+    loss: float | None = None
+    attack_success: float | None = None  # and only under attacks that want a particular answer
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
+    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes by phase
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what differs from the defaults; numbers shortened to six digits, truth values as 0 and 1."""
+        line = {f.name: getattr(self, f.name) for f in fields(self)}
+        line["malicious"] = None if self.malicious is None else [int(liar) for liar in self.malicious]
+        empty: list[Any] = [None, {}]
+        shortened = {key: _shortened(value) for key, value in line.items() if value not in empty}
+        return {key: value for key, value in shortened.items() if (key, value) != ("defended", True)}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> RoundRecord:
+        known = {f.name for f in fields(cls)}
+        given = {key: _frozen(value) for key, value in line.items() if key in known}
+        if given.get("malicious") is not None:
+            given["malicious"] = tuple(bool(liar) for liar in given["malicious"])
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A whole run as read back from disk."""
+
+    header: Mapping[str, Any]  # keys: experiment, versions, device, split (samples per client and class) …
+    rounds: tuple[RoundRecord, ...]
+    summary: Mapping[str, Any] | None = None  # None: the run is not finished
+
+    @property
+    def label(self) -> str:
+        """How the run is called in tables and figures: its defense."""
+        return str(self.header.get("defense", "run"))
+
+
+class NotARun(ValueError):
+    """A path that holds no readable records."""
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read `records.jsonl` (or the folder that holds it). A torn last line, left by a crash, is ignored."""
+    path = path / "records.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        raise NotARun(f"{path} does not exist; a run's folder holds records.jsonl")
+    lines = complete_lines(path)
+    if not lines or "experiment" not in lines[0]:
+        raise NotARun(f"{path} has no header line; it was not written by cosdefense")
+    rounds = tuple(RoundRecord.from_json(line) for line in lines[1:] if "round" in line)
+    summaries = [line["summary"] for line in lines if "summary" in line]
+    return RunRecord(lines[0], rounds, summaries[-1] if summaries else None)
+
+
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines that were written whole."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break  # a crash tears only the last line
+    return lines
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _shortened(item) for key, item in value.items()}
+    return [_shortened(item) for item in value]
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,212 @@
+"""Federated learning with some liars in it, round by round."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from .attacks import Attack
+from .client import LocalSGD, train_clients
+from .cohort import Cohort, TooFewClients, TrustedData
+from .defense import Defense, Filter, State, Verdict
+from .meter import Meter
+from .randomness import derive, generator
+from .recipes import fedavg
+from .task import Task
+
+Pixels = UInt8[Tensor, "m *shape"] | Float[Tensor, "m *shape"]  # bytes 0 … 255, or numbers in [0, 1]
+
+
+class SkippedRound(RuntimeWarning):
+    """A round left the model as it was, because a rule had too few clients to work with."""
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """Everything that is true whether or not anyone attacks or defends."""
+
+    task: Task
+    images: Pixels  # all training images, once, on the device where training happens
+    labels: Int[Tensor, " m"]
+    partition: Sequence[Int[Tensor, " _"]]  # the rows each client owns
+    malicious: Bool[Tensor, " clients"]  # fixed identities
+    n_classes: int
+    trainer: LocalSGD = LocalSGD()
+    trusted_data: TrustedData | None = None
+
+    def sample(self, n: int, rng: torch.Generator) -> Int[Tensor, " n"]:
+        """Who takes part: uniformly without replacement, drawn again while all of them are malicious."""
+        n_clients = len(self.partition)
+        if not 1 <= n <= n_clients:
+            raise ValueError(f"1 to {n_clients} clients can be sampled, not {n}")
+        clients = torch.randperm(n_clients, generator=rng)[:n]
+        avoidable = not bool(self.malicious.all()) and n <= int(self.malicious.sum())
+        while avoidable and bool(self.malicious[clients].all()):
+            clients = torch.randperm(n_clients, generator=rng)[:n]
+        return clients
+
+    def batches(
+        self, clients: Int[Tensor, " n"], steps: int, size: int, rng: torch.Generator
+    ) -> tuple[Float[Tensor, "n steps size *shape"], Int[Tensor, "n steps size"]]:
+        """Every client's own samples, reshuffled whenever they have all been used."""
+        rows = torch.stack([_draw(self.partition[client], steps * size, rng) for client in clients.tolist()])
+        rows = rows.view(len(clients), steps, size).to(self.labels.device)
+        return pixels(self.images[rows]), self.labels[rows]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When attackers attack and the defense defends; before that everybody is honest and the mean is taken."""
+
+    attack_start: int = 0
+    attack_stop: int | None = None  # the first round without attack again
+    defense_start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.attack_start < 0 or self.defense_start < 0:
+            raise ValueError(f"rounds count from 0, got {min(self.attack_start, self.defense_start)}")
+        if self.attack_stop is not None and self.attack_stop < self.attack_start:
+            raise ValueError(f"attack_stop must not come before attack_start, got {self.attack_stop}")
+
+    def attacks(self, number: int) -> bool:
+        return self.attack_start <= number and (self.attack_stop is None or number < self.attack_stop)
+
+    def defends(self, number: int) -> bool:
+        return self.defense_start <= number
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """All that the next round depends on, the seed aside."""
+
+    next_round: int
+    params: Float[Tensor, " d"]
+    memory: State  # the defense's
+    plot: State  # the attackers'
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What happened, and where it leaves the model."""
+
+    number: int
+    clients: Int[Tensor, " n"]
+    malicious: Bool[Tensor, " n"]  # who lied in this round
+    defended: bool
+    verdict: Verdict
+    after: Snapshot
+    seconds: Mapping[str, float]
+    memory: Mapping[str, int]
+
+
+class Oracle(Filter):
+    """A filter that is told the truth. Only a simulator can do that; the name of every such class says it."""
+
+    @abstractmethod
+    def told(self, malicious: Int[Tensor, " liars"]) -> Filter:
+        """The same filter, knowing these identities."""
+
+
+def simulate(
+    world: World,
+    attack: Attack,
+    defense: Defense,
+    *,
+    rounds: int,
+    sampled: int,
+    batch: int,
+    seed: int,
+    local_steps: int = 1,
+    schedule: Schedule = Schedule(),
+    resume: Snapshot | None = None,
+) -> Iterator[Round]:
+    """One federation, as an iterator: stop whenever you like, go on from any round's `after`."""
+    device = world.labels.device
+    defense = _initiated(defense, world)
+    now = resume or Snapshot(0, world.task.initial().to(device), defense.init(), attack.init())
+    for number in range(now.next_round, rounds):
+        meter, params = Meter(device), now.params
+        # who takes part
+        clients = world.sample(sampled, generator(seed, "sampling", number))
+        acting = schedule.attacks(number) and attack != Attack()
+        liars = world.malicious[clients] & acting
+        # they train, liars on spoiled data
+        with meter("train"), _seeded(derive(seed, "training", number), device):
+            images, labels = world.batches(clients, local_steps, batch, generator(seed, "batches", number))
+            images, labels = _poisoned(
+                attack, images, labels, liars, world.n_classes, generator(seed, "poison", number)
+            )
+            updates = train_clients(world.task, world.trainer, params, images, labels)
+        clients, liars = clients.to(device), liars.to(device)
+        cohort = Cohort.of(
+            updates,
+            params,
+            world.task.layout,
+            clients,
+            seed=derive(seed, "attack", number),
+            trusted_data=world.trusted_data,
+        )
+        # liars replace what they send
+        plot = now.plot
+        with meter("attack"):
+            if acting:
+                forged, plot = attack.forge(cohort, liars, plot)
+                cohort = replace(cohort, updates=torch.where(liars[:, None], forged, updates))
+        # the server judges, combines and moves on
+        cohort = replace(cohort, seed=derive(seed, "defense", number))
+        with meter("defend"):
+            verdict, memory = _judged(defense, cohort, now.memory, schedule.defends(number))
+            params = params + verdict.update
+        now = Snapshot(number + 1, params, memory, plot)
+        yield Round(number, clients, liars, schedule.defends(number), verdict, now, meter.seconds, meter.memory)
+
+
+def pixels(images: Pixels) -> Float[Tensor, "m *shape"]:
+    """Numbers in [0, 1] from stored bytes."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+
+def _draw(own: Int[Tensor, " own"], n: int, rng: torch.Generator) -> Int[Tensor, " n"]:
+    passes = -(-n // len(own))
+    return own[torch.cat([torch.randperm(len(own), generator=rng) for _ in range(passes)])[:n]]
+
+
+def _poisoned(
+    attack: Attack, images: Tensor, labels: Tensor, liars: Bool[Tensor, " n"], n_classes: int, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    if bool(liars.any()):
+        rows = liars.to(labels.device)
+        images[rows], labels[rows] = attack.poison(images[rows], labels[rows], n_classes, rng)
+    return images, labels
+
+
+def _judged(defense: Defense, cohort: Cohort, memory: State, defending: bool) -> tuple[Verdict, State]:
+    if not defending:
+        plain = fedavg()
+        return plain(cohort, plain.init())[0], memory
+    try:
+        return defense(cohort, memory)
+    except TooFewClients as problem:
+        warnings.warn(f"round skipped: {problem}", SkippedRound, stacklevel=3)
+        return Verdict.skip(cohort, str(problem)), memory
+
+
+def _initiated(defense: Defense, world: World) -> Defense:
+    liars = world.malicious.nonzero().flatten()
+    told = tuple(part.told(liars) if isinstance(part, Oracle) else part for part in defense.filters)
+    return replace(defense, filters=told)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout and the like draw from torch's global stream: seed it for the phase, leave it as it was."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

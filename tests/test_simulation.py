@@ -1,0 +1,206 @@
+"""The loop: who takes part, what attacks do to it, what defenses save, and that a seed decides everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosdefense import Attack, Cohort, Defense, recipe
+from cosdefense.attacks import InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.data import load
+from cosdefense.defense import State
+from cosdefense.evaluation import Evaluation, evaluate
+from cosdefense.randomness import generator
+from cosdefense.simulation import Round, Schedule, SkippedRound, World, simulate
+from cosdefense.task import Task
+from worlds import digits_world
+
+
+def run(world: World, attack: Attack, defense: Defense, rounds: int = 120, **options: object) -> list[Round]:
+    settings = {"sampled": 10, "batch": 8, "seed": 0, **options}
+    return list(simulate(world, attack, defense, rounds=rounds, **settings))  # type: ignore[arg-type]
+
+
+def measured(world: World, last: Round, attack: Attack = Attack()) -> Evaluation:
+    digits = load("digits")
+    return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10)
+
+
+@pytest.fixture(scope="module")
+def clean_accuracy() -> float:
+    world = digits_world()
+    return measured(world, run(world, Attack(), recipe("fedavg"), rounds=80)[-1]).accuracy
+
+
+def test_honest_clients_learn(clean_accuracy: float) -> None:
+    assert clean_accuracy > 0.85
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
+    world, late = digits_world(seed, n_clients=20), Schedule(attack_start=60, defense_start=60)
+    broken, saved = (
+        measured(world, run(world, InnerProduct(), recipe(name), schedule=late, seed=seed)[-1]).accuracy
+        for name in ("fedavg", "cosdefense")
+    )
+    assert broken < 0.15
+    assert saved > 0.45
+
+
+@pytest.mark.parametrize(
+    ("attack", "loss_of_accuracy"),
+    [(InnerProduct(), 0.5), (SignFlip(5.0), 0.5), (Noise(1.0), 0.3), (LabelFlip(), 0.02)],
+)
+def test_every_attack_reaches_the_server(attack: Attack, loss_of_accuracy: float, clean_accuracy: float) -> None:
+    """It lowers the accuracy of the plain mean. (Label flips by 30 % of clients hurt the mean only a little.)"""
+    world = digits_world()
+    attacked = measured(world, run(world, attack, recipe("fedavg"), rounds=80)[-1]).accuracy
+    assert attacked < clean_accuracy - loss_of_accuracy
+
+
+def test_a_targeted_flip_gets_what_it_wants() -> None:
+    world, attack = digits_world(malicious=0.6), LabelFlip(source=1, target=7)
+    honest = measured(world, run(world, Attack(), recipe("fedavg"))[-1], attack).attack_success
+    flipped = measured(world, run(world, attack, recipe("fedavg"))[-1], attack).attack_success
+    assert honest is not None
+    assert flipped is not None
+    assert flipped > honest + 0.3
+    assert measured(world, run(world, Attack(), recipe("fedavg"), rounds=1)[-1]).attack_success is None
+
+
+@dataclass(frozen=True)
+class Recorder(Attack):
+    """Marks its batches and its rows, so that a test sees where they went."""
+
+    def poison(self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(images), labels
+
+    def forge(self, cohort: Cohort, malicious: Tensor, state: State) -> tuple[Tensor, State]:
+        return torch.full_like(cohort.updates, 7.0), (state or 0) + 1
+
+
+@dataclass(frozen=True)
+class Watching(Defense):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[object, State]:  # type: ignore[override]
+        seen.append(cohort)
+        return super().__call__(cohort, state)
+
+
+seen: list[Cohort] = []
+
+
+def test_only_malicious_rows_are_replaced() -> None:
+    seen.clear()
+    world = digits_world()
+    plain = recipe("fedavg")
+    rounds = run(world, Recorder(), Watching(plain.filters, plain.aggregator), rounds=5)
+    for round_, cohort in zip(rounds, seen, strict=True):
+        forged = (cohort.updates == 7.0).all(dim=1)
+        assert torch.equal(forged, round_.malicious)
+        assert torch.equal(round_.malicious, world.malicious[round_.clients])
+    assert any(bool(round_.malicious.any()) for round_ in rounds)
+    assert rounds[-1].after.plot == 5  # the attackers' own memory
+
+
+def test_the_schedule_is_kept() -> None:
+    world = digits_world()
+    schedule = Schedule(attack_start=3, attack_stop=5, defense_start=2)
+    rounds = run(world, InnerProduct(), recipe("cosdefense"), rounds=8, schedule=schedule)
+    liars = [bool(world.malicious[round_.clients].any()) for round_ in rounds]
+    assert [bool(round_.malicious.any()) for round_ in rounds] == [
+        liar and number in (3, 4) for number, liar in enumerate(liars)
+    ]
+    assert [round_.defended for round_ in rounds] == [False, False] + [True] * 6
+    assert [bool(round_.verdict.evidence) for round_ in rounds] == [False, False] + [True] * 6
+
+
+def test_without_attack_nobody_counts_as_a_liar() -> None:
+    assert not any(bool(r.malicious.any()) for r in run(digits_world(), Attack(), recipe("krum"), rounds=4))
+
+
+def test_the_defense_does_not_change_who_is_sampled() -> None:
+    world = digits_world()
+    one = run(world, InnerProduct(), recipe("fedavg"), rounds=6)
+    other = run(world, InnerProduct(), recipe("krum"), rounds=6)
+    assert [r.clients.tolist() for r in one] == [r.clients.tolist() for r in other]
+    assert not torch.equal(one[-1].after.params, other[-1].after.params)
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    one, again = (run(digits_world(), Noise(0.1), recipe("cosdefense"), rounds=10)[-1] for _ in range(2))
+    assert torch.equal(one.after.params, again.after.params)
+    other = run(digits_world(), Noise(0.1), recipe("cosdefense"), rounds=10, seed=1)[-1]
+    assert not torch.equal(one.after.params, other.after.params)
+
+
+def test_going_on_from_any_round_gives_the_same_bits() -> None:
+    world = digits_world()
+    whole = run(world, Recorder(), recipe("cosdefense"), rounds=9)
+    rest = run(world, Recorder(), recipe("cosdefense"), rounds=9, resume=whole[3].after)
+    assert [r.number for r in rest] == [4, 5, 6, 7, 8]
+    assert torch.equal(whole[-1].after.params, rest[-1].after.params)
+    assert whole[-1].after.plot == rest[-1].after.plot
+
+
+def test_dropout_is_seeded_and_leaves_the_global_stream_alone() -> None:
+    world = digits_world()
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    world = replace(world, task=Task.of(model))
+    torch.manual_seed(5)
+    one = run(world, Attack(), recipe("fedavg"), rounds=3)[-1].after.params
+    draw = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(draw, torch.rand(1))
+    torch.manual_seed(99)
+    assert torch.equal(one, run(world, Attack(), recipe("fedavg"), rounds=3)[-1].after.params)
+
+
+def test_too_few_clients_skip_the_round_with_a_warning() -> None:
+    world = digits_world()
+    with pytest.warns(SkippedRound, match="Krum needs more than 2 clients"):
+        (round_,) = run(world, Attack(), recipe("krum"), rounds=1, sampled=2)
+    assert round_.verdict.skipped is not None
+    assert torch.equal(round_.after.params, world.task.initial())
+
+
+def test_sampling_is_never_all_malicious_when_avoidable() -> None:
+    world = digits_world(malicious=0.8)
+    for number in range(50):
+        clients = world.sample(3, generator(number))
+        assert len(set(clients.tolist())) == 3
+        assert not bool(world.malicious[clients].all())
+    everybody = replace(world, malicious=torch.ones(50, dtype=torch.bool))
+    assert len(everybody.sample(3, generator(0))) == 3
+    with pytest.raises(ValueError, match="1 to 50 clients can be sampled, not 51"):
+        world.sample(51, generator(0))
+
+
+def test_batches_are_the_clients_own_without_repetition() -> None:
+    world = digits_world()
+    world = replace(world, images=torch.arange(len(world.labels)).float().view(-1, 1, 1, 1))
+    clients = torch.tensor([3, 8])
+    images, labels = world.batches(clients, 2, 10, generator(0))
+    assert images.shape == (2, 2, 10, 1, 1, 1)
+    for client, rows, own_labels in zip(clients.tolist(), images.flatten(1).long(), labels.flatten(1), strict=True):
+        assert set(rows.tolist()) <= set(world.partition[client].tolist())
+        assert len(set(rows.tolist())) == 20  # about 29 each: one pass
+        assert torch.equal(world.labels[rows], own_labels)
+    rows = world.batches(clients, 1, 100, generator(0))[0].flatten(1).long()
+    assert set(rows[0].tolist()) == set(world.partition[3].tolist())  # several passes
+
+
+def test_time_and_memory_of_each_phase() -> None:
+    round_ = run(digits_world(), InnerProduct(), recipe("krum"), rounds=1)[0]
+    assert set(round_.seconds) == set(round_.memory) == {"train", "attack", "defend"}
+    assert all(seconds > 0 for seconds in round_.seconds.values())
+    assert all(100e6 < peak < 24e9 for peak in round_.memory.values())  # a process with torch in it
+
+
+def test_schedule_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="rounds count from 0, got -1"):
+        Schedule(attack_start=-1)
+    with pytest.raises(ValueError, match="attack_stop must not come before attack_start, got 2"):
+        Schedule(attack_start=3, attack_stop=2)
