@@ -1,0 +1,96 @@
+"""On a GPU: the same contract, the same verdicts as on a CPU, and the same bits twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
+from cosdefense.data import load
+from cosdefense.experiment import Experiment
+from cosdefense.experiment import load as load_experiment
+from cosdefense.running import build_world, choose_device
+from cosdefense.simulation import Round, Snapshot, World, simulate
+from cosdefense.testing import check_aggregator, check_attack, check_filter
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
+
+MNIST = Path(__file__).parents[1] / "experiments" / "mnist-ipm-300.toml"
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_keep_the_contract(name: str) -> None:
+    check_filter(FILTERS[name](), device="cuda")
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_aggregators_keep_the_contract(name: str) -> None:
+    check_aggregator(AGGREGATORS[name](), device="cuda")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_keep_the_contract(name: str) -> None:
+    check_attack(ATTACKS[name](), device="cuda")
+
+
+def cell(defense: str) -> Experiment:
+    return load_experiment(MNIST, [f'defenses=[{{name="{defense}"}}]', "schedule={attack_start=5, defense_start=5}"])
+
+
+def rounds_of(world: World, experiment: Experiment, rounds: int, resume: Snapshot | None = None) -> Iterator[Round]:
+    (attack,), (defense,), training = experiment.attacks, experiment.defenses, experiment.training
+    return simulate(
+        world, attack.part, defense.part, rounds=rounds, sampled=training.sampled, batch=training.batch,
+        seed=0, schedule=experiment.schedule, resume=resume,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("defense", ["cosdefense", "krum", "clipping-median", "trimmed-mean"])
+def test_the_same_verdicts_as_on_the_cpu(defense: str, real_data: Path) -> None:
+    """MNIST, the paper's round: every round is judged on both, starting from the same model."""
+    data, experiment = load("mnist", real_data), cell(defense)
+    here = build_world(experiment, data, torch.device("cpu"))
+    there = build_world(experiment, data, choose_device("cuda"))
+    before = here.task.initial()
+    for round_ in rounds_of(here, experiment, 15):
+        start = Snapshot(round_.number, before.cuda(), round_.after.memory, round_.after.plot)
+        (twin,) = rounds_of(there, experiment, round_.number + 1, start)
+        assert torch.equal(round_.clients, twin.clients.cpu())
+        assert torch.equal(round_.verdict.weights, twin.verdict.weights.cpu()), f"round {round_.number}"
+        assert torch.allclose(round_.after.params, twin.after.params.cpu(), atol=1e-5)
+        before = round_.after.params
+
+
+def test_the_same_bits_twice(real_data: Path) -> None:
+    data, experiment = load("mnist", real_data), cell("cosdefense")
+    world = build_world(experiment, data, choose_device("cuda"))
+    one, again = ([r.after.params for r in rounds_of(world, experiment, 10)][-1] for _ in range(2))
+    assert torch.equal(one, again)
+
+
+def test_batch_norm_on_both() -> None:
+    """ResNet-18 with its statistics, one round each."""
+    digits = load("digits")
+    images = digits.train_images.repeat(1, 3, 4, 4)  # digits blown up to 3 × 32 × 32: any data will do
+    data = replace(digits, train_images=images, mean=(0.3,) * 3, std=(0.4,) * 3)
+    changes = ['model={name="resnet18"}', "training.batch=8", "training.sampled=3"]
+    experiment = load_experiment(MNIST, changes)
+    experiment = next(experiment.cells())
+    found = []
+    for device in ("cpu", "cuda"):
+        world = build_world(experiment, data, choose_device(device))
+        (round_,) = rounds_of_resnet(world, experiment)
+        found.append(round_.after.params.cpu())
+    # One step on eight images: gradients differ by rounding, amplified by eighteen layers.
+    assert torch.allclose(found[0], found[1], atol=1e-3)
+    statistics = slice(world.task.layout.n_trainable, None)
+    assert torch.allclose(found[0][statistics], found[1][statistics], atol=1e-4)
+
+
+def rounds_of_resnet(world: World, experiment: Experiment) -> list[Round]:
+    (attack,), (defense,) = experiment.attacks, experiment.defenses
+    return list(simulate(world, attack.part, defense.part, rounds=1, sampled=3, batch=8, seed=0))

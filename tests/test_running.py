@@ -1,0 +1,256 @@
+"""A run is recorded, can be killed at any moment, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from cosdefense.checkpoint import DamagedCheckpoint, save_snapshot, write_atomically
+from cosdefense.data import load as load_data
+from cosdefense.experiment import Experiment, from_table
+from cosdefense.options import ConfigError
+from cosdefense.records import NotARun, RoundRecord, read_run
+from cosdefense.running import ResumedElsewhere, RunInUse, build_world, choose_device, is_finished, run
+
+CPU = torch.device("cpu")
+TABLE = {
+    "name": "small",
+    "data": {"dataset": "digits", "clients": 20},
+    "model": {"name": "mlp", "hidden": 16},
+    "training": {"rounds": 12, "sampled": 5, "batch": 4, "lr": 0.1, "evaluate_every": 5},
+    "schedule": {"attack_start": 3, "defense_start": 3},
+    "attacks": [{"name": "noise", "scale": 0.1}],
+    "defenses": [{"name": "cosdefense"}],
+}
+
+
+def cell(**training: int) -> Experiment:
+    return from_table({**TABLE, "training": {**TABLE["training"], **training}})  # type: ignore[dict-item]
+
+
+def go(folder: Path, experiment: Experiment | None = None) -> Generator[RoundRecord, None, None]:
+    return run(experiment or cell(), folder, load_data("digits"), CPU, checkpoint_seconds=0.0)
+
+
+def bits(folder: Path) -> tuple[list[dict[str, object]], bytes]:
+    """Everything a run decided: records without times, and the final parameters."""
+    rounds = [record.to_json() for record in read_run(folder).rounds]
+    decided = [{k: v for k, v in line.items() if k not in ("seconds", "memory")} for line in rounds]
+    with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+        return decided, file.get_tensor("params").numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert len(list(go(folder))) == 12
+    return folder
+
+
+def test_what_lies_on_disk(whole: Path) -> None:
+    assert {path.name for path in whole.iterdir()} == {
+        "experiment.toml",
+        "records.jsonl",
+        "checkpoint.safetensors",
+        "lock",
+    }
+    record = read_run(whole)
+    assert record.header["experiment"]["training"]["rounds"] == 12
+    assert record.header["seed"] == 0
+    assert record.header["versions"]["torch"] == torch.__version__
+    assert len(record.header["split"]) == 20
+    assert sum(map(sum, record.header["split"])) == 1437
+    assert len(record.header["malicious_clients"]) == 6
+    assert [r.round for r in record.rounds] == list(range(12))
+    # Every fifth, the last one before the attack, and the last of all.
+    assert [r.round for r in record.rounds if r.accuracy is not None] == [2, 4, 9, 11]
+    assert [r.defended for r in record.rounds] == [False] * 3 + [True] * 9
+    assert record.summary is not None
+    assert record.summary["final_accuracy"] == record.rounds[-1].accuracy
+    assert set(record.summary["seconds"]) == {"train", "attack", "defend", "evaluate"}
+
+
+def test_a_finished_run_is_not_run_again(whole: Path) -> None:
+    assert is_finished(whole)
+    before = (whole / "records.jsonl").read_bytes()
+    assert list(go(whole)) == []
+    assert (whole / "records.jsonl").read_bytes() == before
+
+
+def test_the_same_command_gives_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    list(go(tmp_path))
+    assert bits(tmp_path) == bits(whole)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 11])
+def test_stopping_and_going_on(whole: Path, tmp_path: Path, stop: int) -> None:
+    """As Ctrl-C does it: the generator is closed after some rounds."""
+    first = go(tmp_path)
+    for _ in range(stop):
+        next(first)
+    first.close()
+    assert not is_finished(tmp_path)
+    assert [record.round for record in go(tmp_path)] == list(range(stop, 12))
+    assert bits(tmp_path) == bits(whole)
+
+
+def test_records_beyond_the_checkpoint_are_run_again(whole: Path, tmp_path: Path) -> None:
+    """A crash between two checkpoints leaves more lines than the checkpoint knows, the last one torn."""
+    first = go(tmp_path)
+    for _ in range(4):
+        next(first)
+    first.close()
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"round":4,"clients":[1],"weights":[9.0]}\n{"round":5,"cli')
+    list(go(tmp_path))
+    assert bits(tmp_path) == bits(whole)
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from cosdefense.data import load
+from cosdefense.experiment import load as load_experiment
+from cosdefense.running import run
+torch.set_num_threads(1)
+experiment = load_experiment(Path(sys.argv[1]))
+for record in run(experiment, Path(sys.argv[2]), load("digits"), torch.device("cpu"), checkpoint_seconds=0.0):
+    print(record.round, flush=True)
+"""
+
+
+def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
+    """Killed three times in mid-flight, by the hardest signal, and still the same bits in the end."""
+    experiment = from_table({**TABLE, "training": {**TABLE["training"], "rounds": 250}})  # type: ignore[dict-item]
+    file = tmp_path / "small.toml"
+    from cosdefense.experiment import to_toml
+
+    file.write_text(to_toml(experiment))
+    killed, straight = tmp_path / "killed", tmp_path / "straight"
+    command = [sys.executable, "-c", KILLED, str(file)]
+    kills = 0
+    for wanted in (7, 60, 150):
+        process = subprocess.Popen([*command, str(killed)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= wanted:
+                time.sleep(0.003 * kills)  # somewhere inside a round or a write
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.stdout.close()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 3
+    assert not is_finished(killed)
+    subprocess.run([*command, str(killed)], check=True, capture_output=True)
+    subprocess.run([*command, str(straight)], check=True, capture_output=True)
+    assert is_finished(killed)
+    assert bits(killed) == bits(straight)
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    next(first)
+    with pytest.raises(RunInUse, match="is being written by another process"):
+        next(go(tmp_path))
+    first.close()
+
+
+def test_going_on_elsewhere_is_said(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    next(first)
+    first.close()
+    records = tmp_path / "records.jsonl"
+    records.write_text(records.read_text().replace(torch.__version__, "1.0"))
+    with pytest.warns(ResumedElsewhere, match="began with versions .*1.0.* and goes on with"):
+        list(go(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    next(first)
+    first.close()
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(DamagedCheckpoint, match="delete its folder to start this run again"):
+        list(go(tmp_path))
+
+
+def test_lost_records_are_named(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    for _ in range(3):
+        next(first)
+    first.close()
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(NotARun, match="holds 1 of the 3 rounds"):
+        list(go(tmp_path))
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    write_atomically(target, b"old")
+
+    def fails(source: str, destination: Path) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_states_survive_a_checkpoint(tmp_path: Path) -> None:
+    from cosdefense import ClientTable
+    from cosdefense.checkpoint import load_snapshot
+    from cosdefense.simulation import Snapshot
+
+    table = ClientTable.empty().updated(torch.tensor([2**62, 5]), torch.tensor([[1.0], [2.0]]))
+    save_snapshot(tmp_path / "c", Snapshot(7, torch.arange(3.0), (table, None), 4))
+    found = load_snapshot(tmp_path / "c", ((ClientTable.empty(), None), None), CPU)
+    assert found.next_round == 7
+    assert found.plot == 4
+    assert found.memory[0].clients.tolist() == [5, 2**62]
+    assert found.params.tolist() == [0, 1, 2]
+
+
+def test_the_seed_decides_the_world() -> None:
+    data = load_data("digits")
+    one, again = build_world(cell(), data, CPU), build_world(cell(), data, CPU)
+    other = build_world(from_table({**TABLE, "seeds": [1]}), data, CPU)
+    assert torch.equal(one.task.initial(), again.task.initial())
+    assert torch.equal(one.malicious, again.malicious)
+    assert not torch.equal(one.task.initial(), other.task.initial())
+    assert not torch.equal(one.malicious, other.malicious)
+    assert int(one.malicious.sum()) == 6
+
+
+def test_mistakes_that_only_data_reveals() -> None:
+    data = load_data("digits")
+    with pytest.raises(ConfigError, match="model does not fit dataset digits: paper-cnn needs 28×28 images, got 8×8"):
+        build_world(from_table({**TABLE, "model": {"name": "paper-cnn"}}), data, CPU)
+    small = {"dataset": "digits", "clients": 7}
+    with pytest.raises(
+        ConfigError, match=r"data.partition: label skew needs at least one client per class \(10\), got 7"
+    ):
+        build_world(from_table({**TABLE, "data": small}), data, CPU)
+    with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu-42'"):
+        choose_device("tpu-42")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="torch finds no CUDA GPU here"):
+            choose_device("cuda")
+
+
+def test_records_hold_no_nan(whole: Path) -> None:
+    for line in (whole / "records.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
