@@ -1,0 +1,85 @@
+"""A figure and its charts: drawn once, then put into the page or onto paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from .rows import Row
+from .theme import PAPER, config
+
+DATA = "rows"  # the name by which a chart refers to its panel's rows
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a color means."""
+
+    label: str
+    color: str
+    dash: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure."""
+
+    title: str
+    description: str  # read aloud instead of the picture
+    rows: list[Row]
+    chart: alt.LayerChart
+
+    def spec(self) -> dict[str, Any]:
+        """The chart for the page: as wide as its container, names of colors left to the page, where they wrap."""
+        spec = self.chart.properties(width="container").to_dict()
+        for encoding in (layer["encoding"] for layer in spec["layer"]):
+            for channel in ("color", "strokeDash"):
+                if encoding.get(channel, {}).get("type") == "nominal":
+                    encoding[channel]["legend"] = None
+        return _with_rows(spec, {DATA: self.rows}) | {"autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A question and the charts that answer it."""
+
+    name: str  # of the file, without its ending
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    width: int = 640  # of one panel on paper
+    columns: int = 1
+    legend: tuple[Entry, ...] = ()
+    pickable: bool = False  # the charts have a parameter "picked" that takes a label of the legend
+
+    def png(self) -> bytes:
+        """All panels on white paper, at twice the pixels."""
+        several = len(self.panels) > 1
+        charts = [_renamed(panel.chart, index).properties(width=self.width) for index, panel in enumerate(self.panels)]
+        if several:
+            titles = [alt.Title(panel.title, frame="group") for panel in self.panels]
+            charts = [chart.properties(title=title) for chart, title in zip(charts, titles, strict=True)]
+        subtitle = "" if several else self.panels[0].title
+        title = alt.Title(self.title, subtitle=subtitle, fontSize=18, subtitleFontSize=13, offset=16, frame="bounds")
+        paper = alt.concat(*charts, columns=self.columns, spacing=36, title=title).to_dict()
+        spec = _with_rows(paper, {f"{DATA}{index}": panel.rows for index, panel in enumerate(self.panels)})
+        spec["config"] = config(PAPER) | {"background": "white", "padding": 20}
+        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+
+
+def _renamed(drawn: alt.LayerChart, index: int) -> alt.LayerChart:
+    """The same chart, its rows under a name of their own, so that it can stand beside others."""
+    drawn = drawn.copy()
+    for part in (drawn, *drawn.layer):
+        if isinstance(part.data, alt.NamedData):
+            part.data = alt.NamedData(f"{DATA}{index}")
+    return drawn
+
+
+def _with_rows(spec: dict[str, Any], rows: dict[str, list[Row]]) -> dict[str, Any]:
+    """The rows beside the chart: given to Altair, each of them would be validated on its own, slowly."""
+    plain = {key: value for key, value in spec.items() if key not in ("$schema", "config")}  # an address; our own
+    return plain | {"datasets": {**spec.get("datasets", {}), **rows}}

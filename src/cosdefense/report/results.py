@@ -1,0 +1,208 @@
+"""The results in words, as a table and as files to download."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import StringIO
+from statistics import fmean, stdev
+from typing import Any
+
+from ..records import RunRecord
+from .rows import Group, under
+
+Summary = Mapping[str, Any]
+NOTHING = "–"
+
+
+def table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the results; columns without any number are left out."""
+    rows = [
+        [group.defense, group.attack or NOTHING, _seeds(group), *(cell(group) for _, cell in COLUMNS)]
+        for group in groups
+    ]
+    headings = ["Defense", "Attack", "Seeds", *(heading for heading, _ in COLUMNS)]
+    kept = [index for index in range(len(headings)) if index == 0 or any(row[index] != NOTHING for row in rows)]
+    return [headings[index] for index in kept], [[row[index] for index in kept] for row in rows]
+
+
+def _seeds(group: Group) -> str:
+    found = [run.header["seed"] for run in group.runs if "seed" in run.header]
+    if len(found) > 2 and found == list(range(len(found))):
+        return f"0–{len(found) - 1}"
+    return ", ".join(map(str, found)) or NOTHING
+
+
+def _spread(read: Callable[[Summary], float | None], form: str) -> Callable[[Group], str]:
+    """A cell that shows the mean over seeds, with the standard deviation where there are several."""
+
+    def cell(group: Group) -> str:
+        found = [value for value in map(read, group.summaries) if value is not None]
+        if not found:
+            return NOTHING
+        mean = f"{fmean(found):{form}}"
+        return mean if len(found) == 1 else f"{mean.rstrip('%')} ± {stdev(found):{form}}"
+
+    return cell
+
+
+def _area(group: Group) -> str:
+    """The area under the ROC curve; of each filter by name where there are several."""
+    cells = {name: _spread(partial(_area_of, name), ".3f")(group) for name in group.filters}
+    known = {name: text for name, text in cells.items() if text != NOTHING}
+    if len(known) < 2:
+        return next(iter(known.values()), NOTHING)
+    return ", ".join(f"{name} {text}" for name, text in known.items())
+
+
+def _area_of(filter_name: str, summary: Summary) -> float | None:
+    found: float | None = summary["area_under_roc"].get(filter_name)
+    return found
+
+
+COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
+    ("Final accuracy", _spread(lambda summary: summary["final_accuracy"], ".1%")),
+    ("Last tenth", _spread(lambda summary: summary["tail_accuracy"], ".1%")),
+    ("Attack success", _spread(lambda summary: summary["attack_success"], ".1%")),
+    ("Malicious rejected", _spread(lambda summary: summary["malicious_rejected"], ".1%")),
+    ("Honest rejected", _spread(lambda summary: summary["honest_rejected"], ".1%")),
+    ("Precision", _spread(lambda summary: summary["precision"], ".1%")),
+    ("Clean-round false positives", _spread(lambda summary: summary["clean_honest_rejected"], ".1%")),
+    ("AUC", _area),
+    ("Rounds skipped", _spread(lambda summary: summary["skipped_rounds"], ".3g")),
+    ("Seconds", _spread(lambda summary: sum(summary["seconds"].values()) or None, ",.1f")),
+)  # fmt: skip
+
+
+NOTES = {
+    "Final accuracy": "Accuracy is measured on held-out data.",
+    "Last tenth": "Last tenth: its mean over the last tenth of the rounds.",
+    "Precision": "Precision: the share of rejected updates that were malicious.",
+    "Clean-round false positives": "Clean-round false positives: the share of honest updates rejected in rounds "
+    "without any attacker.",
+    "AUC": "AUC: how often a malicious client scores above an honest one of the same round.",
+}
+
+
+def notes(groups: Sequence[Group]) -> str:
+    """What the columns mean."""
+    headings, _ = table(groups)
+    several = any(len(group.runs) > 1 for group in groups)
+    known = [text for heading, text in NOTES.items() if heading in headings]
+    return " ".join(known + ["Mean ± standard deviation over seeds."] * several)
+
+
+def in_words(groups: Sequence[Group]) -> str:
+    """A paragraph for somebody who reads nothing else."""
+    attacks = list(dict.fromkeys(group.attack for group in groups))
+    return " ".join([_scope(groups), *(_outcome([g for g in groups if g.attack == attack]) for attack in attacks)])
+
+
+def _scope(groups: Sequence[Group]) -> str:
+    n_runs = sum(len(group.runs) for group in groups)
+    n_rounds = max(len(run.rounds) for group in groups for run in group.runs)
+    unfinished = sum(run.summary is None for group in groups for run in group.runs)
+    defenses = len({group.defense for group in groups})
+    text = f"{_count(n_runs, 'run')} of {_count(defenses, 'defense')}, up to {_count(n_rounds, 'round')} each."
+    return text + (f" {_count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
+
+
+def _outcome(groups: Sequence[Group]) -> str:
+    """How it ended under one attack: who did best, whom that one rejected, who did worst."""
+    starts = sorted({start for group in groups for start in group.attack_starts})
+    where = under(groups[0].attack) + (f" (from round {starts[0]} on)" if starts else "")
+    lead = f"{where[0].upper()}{where[1:]}, " if where else ""
+    ends = [(end, group) for group in groups if (end := _mean(group, "final_accuracy")) is not None]
+    if not ends:
+        return f"{lead}no round was evaluated." if lead else "No round was evaluated."
+    (best, winner), (worst, loser) = max(ends, key=_first), min(ends, key=_first)
+    if len(ends) == 1:
+        return f"{lead}{winner.defense} ended at {best:.1%} accuracy.{_rejected(winner)}"
+    if best - worst < 0.005:
+        return f"{lead}{winner.defense} ended highest, at {best:.1%} accuracy, all others within half a point."
+    story = f"{lead}{winner.defense} ended highest, at {best:.1%} accuracy.{_rejected(winner)}"
+    return f"{story} Lowest was {loser.defense}, at {worst:.1%}."
+
+
+def _rejected(group: Group) -> str:
+    malicious, honest = _mean(group, "malicious_rejected"), _mean(group, "honest_rejected")
+    if not malicious and not honest:
+        return ""
+    parts = [f"{malicious:.1%} of the malicious"] if malicious is not None else []
+    parts += [f"{honest:.1%} of the honest"] if honest is not None else []
+    return f" It rejected {' and '.join(parts)} updates."
+
+
+def _mean(group: Group, key: str) -> float | None:
+    found = [summary[key] for summary in group.summaries if summary[key] is not None]
+    return fmean(found) if found else None
+
+
+def _first(pair: tuple[float, Group]) -> float:
+    return pair[0]
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """One flat record per run, for the downloads."""
+    return [
+        {"defense": group.defense, "attack": group.attack, "seed": run.header.get("seed"), "rounds": len(run.rounds)}
+        | {"finished": run.summary is not None}
+        | dict(flat(summary))
+        for group in groups
+        for run, summary in zip(group.runs, group.summaries, strict=True)
+    ]
+
+
+def as_json(groups: Sequence[Group]) -> str:
+    return json.dumps(records(groups), indent=1, default=str)
+
+
+def as_csv(groups: Sequence[Group]) -> str:
+    lines = records(groups)
+    text = StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({key: _inert(value) for key, value in line.items()} for line in lines)
+    return text.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula, with an apostrophe in front."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def experiments(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """The settings of the runs; those that differ only in attack, defense and seed are told together."""
+    told: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        experiment = run.header.get("experiment")
+        if not isinstance(experiment, Mapping) or not experiment:
+            continue
+        common = {key: value for key, value in experiment.items() if key not in VARIED}
+        merged = told.setdefault(json.dumps(common, default=str, sort_keys=True), common)
+        for key in VARIED:
+            if key in experiment:
+                known = merged.setdefault(key, [])
+                known += [value for value in experiment[key] if value not in known]
+    return list(told.values())
+
+
+VARIED = ("seeds", "attacks", "defenses")  # a run's own experiment holds one of each
+
+
+def flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Nested tables as pairs of a dotted path and a plain value; an item of a list is told in one line."""
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in flat(item, f"{path}.{key}" if path else str(key))]
+    if not isinstance(value, list | tuple):
+        return [(path, value)]
+    if not any(isinstance(item, Mapping | list | tuple) for item in value):
+        return [(path, ", ".join(map(str, value)) or "none")]
+    lines = [", ".join(f"{key} = {inner}" if key else f"{inner}" for key, inner in flat(item)) for item in value]
+    return [(f"{path}.{number}".lstrip("."), line) for number, line in enumerate(lines, 1)]
