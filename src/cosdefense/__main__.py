@@ -1,0 +1,5 @@
+"""`python -m cosdefense`: the same as `cosdefense`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,257 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+from . import __version__, console
+from .catalog import AGGREGATORS, ATTACKS, FILTERS, RECIPES
+from .checkpoint import DamagedCheckpoint
+from .data import DataError, datasets
+from .data.partition import PARTITIONS
+from .experiment import Experiment, load
+from .models import MODELS
+from .options import ConfigError
+from .records import NotARun, RunRecord, read_run
+from .running import RunInUse, choose_device, is_finished, run
+
+EPILOG = (
+    "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
+)
+
+app = typer.Typer(
+    help="Keeps poisoned model updates out of federated learning.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Find or fetch the datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Out = Annotated[Path, typer.Option(help="The folder that holds runs.", file_okay=False)]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
+
+
+class Kind(StrEnum):
+    defenses = "defenses"
+    filters = "filters"
+    aggregators = "aggregators"
+    attacks = "attacks"
+    datasets = "datasets"
+    models = "models"
+    partitions = "partitions"
+
+
+LISTED: dict[Kind, Mapping[str, Callable[..., Any]]] = {
+    Kind.defenses: RECIPES,
+    Kind.filters: FILTERS,
+    Kind.aggregators: AGGREGATORS,
+    Kind.attacks: ATTACKS,
+    Kind.models: MODELS,
+    Kind.partitions: PARTITIONS,
+}
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if show:
+        console.out.print(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog="Example: cosdefense demo --seed 3")
+def demo(
+    out: Out = Path("runs"),
+    seed: Annotated[int | None, typer.Option(help="Another seed than the default one.")] = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """See a poisoned federation collapse without a defense and learn with CosDefense. Needs no download."""
+    with resources.as_file(resources.files("cosdefense") / "demo.toml") as path:
+        experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
+    torch.set_num_threads(1)  # the model is tiny; and one thread gives the same bits on any number of cores
+    runs = _run_all(experiment, out, device, None)
+    _show(runs, as_json)
+    _write_report(runs, out / experiment.name, experiment.name)
+
+
+@app.command("run", epilog="Example: cosdefense run experiments/mnist-ipm-300.toml --set training.rounds=100")
+def run_file(
+    file: Annotated[Path, typer.Argument(help="An experiment as TOML: attacks × defenses × seeds.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
+    ] = None,
+    out: Out = Path("runs"),
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
+    experiment = load(file, changes or ())
+    runs = _run_all(experiment, out, device, data_dir)
+    _show(runs, as_json)
+    console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)
+
+
+@app.command(epilog="Example: cosdefense report runs/demo")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: the first folder named.")] = None,
+) -> None:
+    """Write PNG figures and one HTML page that works offline."""
+    files = [path for folder in runs for path in _records_below(folder)]
+    read = [read_run(path) for path in files]
+    _write_report(read, out or runs[0], str(read[0].header["experiment"].get("name", runs[0].name)))
+
+
+@app.command("list", epilog="Example: cosdefense list attacks")
+def list_parts(
+    kind: Annotated[Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What there is, with options and defaults."""
+    kinds = [kind] if kind else list(Kind)
+    if as_json:
+        console.out.print_json(json.dumps({str(kind): _entries(kind) for kind in kinds}))
+        return
+    for kind in kinds:
+        table = Table(title=str(kind), title_justify="left", show_lines=False)
+        for column in ("name", "what", "options"):
+            table.add_column(column)
+        for entry in _entries(kind):
+            table.add_row(entry["name"], entry["what"], ", ".join(f"{k} = {v!r}" for k, v in entry["options"].items()))
+        console.out.print(table)
+
+
+@data_app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="mnist, fashion-mnist, cifar-10")], data_dir: DataDir = None
+) -> None:
+    """Download what is absent, verified by digest."""
+    with console.progress_bars() as bars:
+        for name in names:
+            path = datasets.fetch(name, data_dir, progress=console.download_progress(bars))
+            console.out.print(f"{name}: {path}", soft_wrap=True)
+
+
+@data_app.command()
+def where(
+    names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say from where each dataset would be read."""
+    found = {name: datasets.where(name, data_dir) for name in names or datasets.DATASETS}
+    if as_json:
+        console.out.print_json(json.dumps({name: path and str(path) for name, path in found.items()}))
+        return
+    for name, path in found.items():
+        console.out.print(f"{name}: {path or 'not found; cosdefense data fetch ' + name}", soft_wrap=True)
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one line, never a traceback."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except ConfigError as error:
+        _fail(str(error), 2)
+    except (DataError, NotARun, DamagedCheckpoint, RunInUse, OSError) as error:
+        _fail(str(error), 1)
+
+
+def _run_all(experiment: Experiment, out: Path, device: str, data_dir: Path | None) -> list[RunRecord]:
+    cells = [(cell, cell.folder(out)) for cell in experiment.cells()]
+    chosen = choose_device(device)
+    try:
+        with console.progress_bars() as bars:
+            dataset = datasets.load(experiment.data.dataset, data_dir, progress=console.download_progress(bars))
+            for cell, folder in cells:
+                label = _cell_label(cell, experiment)
+                if is_finished(folder):
+                    console.err.print(f"{label}: finished earlier, see {folder}", soft_wrap=True)
+                    continue
+                console.follow(bars, label, cell.training.rounds, run(cell, folder, dataset, chosen))
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
+    return [read_run(folder) for _, folder in cells]
+
+
+def _cell_label(cell: Experiment, experiment: Experiment) -> str:
+    """The defense, and whatever else varies."""
+    (attack,), (defense,), (seed,) = cell.attacks, cell.defenses, cell.seeds
+    attacks = [attack.label] if len(experiment.attacks) > 1 else []
+    seeds = [f"seed {seed}"] if len(experiment.seeds) > 1 else []
+    return " · ".join((defense.label, *attacks, *seeds))
+
+
+def _show(runs: list[RunRecord], as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {key: run.header[key] for key in ("attack", "defense", "seed")} | {"summary": run.summary} for run in runs
+        ]
+        print(json.dumps({"runs": rows}))  # noqa: T201 (rich would wrap it)
+    else:
+        console.out.print(console.results_table(runs))
+
+
+def _write_report(runs: list[RunRecord], folder: Path, title: str) -> None:
+    from .report import write_report  # plotting is an extra, and slow to import
+
+    written = write_report(runs, folder, title)
+    for path in (*written.figures, written.page):
+        console.err.print(f"wrote {path}", soft_wrap=True)
+
+
+def _records_below(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    found = sorted(folder.rglob("records.jsonl"))
+    if not found:
+        raise NotARun(f"{folder} holds no run (no records.jsonl in it or below)")
+    return found
+
+
+def _entries(kind: Kind) -> list[dict[str, Any]]:
+    if kind is Kind.datasets:
+        return [{"name": name, "what": spec.description, "options": {}} for name, spec in datasets.DATASETS.items()]
+    return [
+        {"name": name, "what": _first_line(target), "options": _options(target)}
+        for name, target in LISTED[kind].items()
+    ]
+
+
+def _first_line(target: Callable[..., Any]) -> str:
+    return (inspect.getdoc(target) or "").splitlines()[0]
+
+
+def _options(target: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(target).parameters
+    return {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    console.err.print(f"note: {message}", style="yellow", soft_wrap=True)
+
+
+def _fail(message: str, code: int) -> None:
+    console.err.print(f"error: {message}", style="red", soft_wrap=True, markup=False)
+    sys.exit(code)

@@ -1,0 +1,90 @@
+"""What a person sees while runs go on, and the table at the end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .records import RoundRecord, RunRecord
+
+out = Console(highlight=False)  # results
+err = Console(stderr=True, highlight=False)  # progress, notes and errors
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on a terminal; off it, nothing moves."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
+        yield bars
+
+
+def follow(bars: Progress, label: str, rounds: int, records: Iterable[RoundRecord]) -> None:
+    """Show a run as it goes: a bar with the accuracy on a terminal, a line now and then elsewhere."""
+    bar = bars.add_task(label, total=rounds, note="")
+    note, every = "", max(1, rounds // 5)
+    for record in records:
+        if record.accuracy is not None:
+            note = f"accuracy {percent(record.accuracy)}"
+        bars.update(bar, completed=record.round + 1, note=note)
+        if not err.is_terminal and (record.round + 1) % every == 0:
+            err.print(f"{label}: round {record.round + 1} of {rounds}, {note or 'not yet evaluated'}", soft_wrap=True)
+    bars.update(bar, completed=rounds, note=note)
+
+
+def download_progress(bars: Progress) -> Any:
+    """A `progress(description, done, total)` callback that draws on these bars."""
+    tasks: dict[str, Any] = {}
+
+    def report(description: str, done: int, total: int) -> None:
+        if description not in tasks:
+            tasks[description] = bars.add_task(description, total=total, note="")
+            if not err.is_terminal:
+                err.print(f"{description} …", soft_wrap=True)
+        bars.update(tasks[description], completed=done, total=total)
+
+    return report
+
+
+def results_table(runs: Sequence[RunRecord]) -> Table:
+    """One row per attack and defense, over its seeds."""
+    several_attacks = len({run.header["attack"] for run in runs}) > 1
+    n_seeds = len({run.header["seed"] for run in runs})
+    table = Table(caption=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None)
+    if several_attacks:
+        table.add_column("attack")
+    table.add_column("defense", no_wrap=True)  # the name is what the row is about
+    for title in ("final accuracy", "mean of last tenth", "malicious rejected", "honest rejected"):
+        table.add_column(title, justify="right")
+    keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault((run.header["attack"], run.header["defense"]), []).append(run)
+    for (attack, defense), group in groups.items():
+        cells = [_spread([(run.summary or {}).get(key) for run in group]) for key in keys]
+        table.add_row(*([attack] if several_attacks else []), defense, *cells)
+    return table
+
+
+def _spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return percent(known[0] if known else None)
+    return f"{100 * statistics.mean(known):.1f} ± {100 * statistics.stdev(known):.1f} %"

@@ -1,0 +1,159 @@
+"""The commands as a user types them: what they print, where they write, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import cosdefense
+
+TOML = """
+name = "tiny"
+[data]
+dataset = "digits"
+clients = 20
+[model]
+name = "mlp"
+[training]
+rounds = 6
+sampled = 5
+batch = 4
+evaluate_every = 3
+[[attacks]]
+name = "sign-flip"
+[[defenses]]
+name = "fedavg"
+[[defenses]]
+name = "median"
+"""
+
+
+def cosdefense_(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cosdefense", *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("a folder with spaces")
+    (folder / "tiny.toml").write_text(TOML)
+    return folder
+
+
+def test_version_and_help(folder: Path) -> None:
+    assert cosdefense_("--version", cwd=folder).stdout.strip() == cosdefense.__version__
+    shown = cosdefense_("--help", cwd=folder)
+    assert shown.returncode == 0
+    for command in ("demo", "run", "report", "list", "data"):
+        assert command in shown.stdout
+    assert "Exit codes" in shown.stdout
+    assert "--set" in cosdefense_("run", "--help", cwd=folder).stdout
+
+
+def test_run_then_run_again_then_report(folder: Path) -> None:
+    first = cosdefense_("run", "tiny.toml", cwd=folder)
+    assert first.returncode == 0, first.stderr
+    assert "final accuracy" in first.stdout
+    assert "median" in first.stdout
+    assert "\x1b[" not in first.stdout + first.stderr  # colour only on a terminal
+    assert "fedavg: round 6 of 6, accuracy" in first.stderr
+    again = cosdefense_("run", "tiny.toml", cwd=folder)
+    assert again.stdout == first.stdout
+    assert again.stderr.count("finished earlier") == 2
+    reported = cosdefense_("report", "runs/tiny", cwd=folder)
+    assert reported.returncode == 0, reported.stderr
+    assert (folder / "runs" / "tiny" / "report.html").stat().st_size > 100_000
+    assert (folder / "runs" / "tiny" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_for_machines(folder: Path) -> None:
+    done = cosdefense_("run", "tiny.toml", "--set", "training.rounds=2", "--json", cwd=folder)
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["defense"] for run in runs] == ["fedavg", "median"]
+    assert 0 <= runs[0]["summary"]["final_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("kind", ["defenses", "filters", "aggregators", "attacks", "datasets", "models", "partitions"])
+def test_list(folder: Path, kind: str) -> None:
+    entries = json.loads(cosdefense_("list", kind, "--json", cwd=folder).stdout)[kind]
+    assert len(entries) >= 3
+    assert all(entry["what"] for entry in entries)
+
+
+def test_list_shows_options(folder: Path) -> None:
+    shown = cosdefense_("list", cwd=folder).stdout
+    assert "contamination = 0.3" in shown
+    assert "inner-product" in shown
+    assert "resnet18" in shown
+
+
+def test_data_where(folder: Path) -> None:
+    found = json.loads(cosdefense_("data", "where", "--json", cwd=folder, COSDEFENSE_DATA=str(folder)).stdout)
+    assert set(found) == {"digits", "mnist", "fashion-mnist", "cifar-10"}
+    assert found["digits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("run", "none.toml"), 2, "none.toml cannot be read"),
+        (("run", "tiny.toml", "--set", "training.rouns=3"), 2, "did you mean 'rounds'?"),
+        (("run", "tiny.toml", "--set", "training.rounds=0"), 2, "rounds must be at least 1, got 0"),
+        (("run", "tiny.toml", "--device", "gpu"), 2, "device must be auto, cpu or cuda, got 'gpu'"),
+        (("run", "tiny.toml", "--set", 'model={name="paper-cnn"}'), 2, "paper-cnn needs 28×28 images"),
+        (("report", "nowhere"), 1, "nowhere holds no run"),
+        (("report", "tiny.toml"), 1, "has no header line"),
+        (("list", "everything"), 2, "everything"),
+        (("data", "fetch", "imagenet"), 2, "dataset 'imagenet' is unknown"),
+        (("fly",), 2, "No such command"),
+    ],
+)
+def test_a_mistake_is_one_line_not_a_traceback(
+    folder: Path, arguments: tuple[str, ...], code: int, complaint: str
+) -> None:
+    done = cosdefense_(*arguments, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_leaves_a_resumable_run_and_says_so(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "cosdefense",
+        "run",
+        "tiny.toml",
+        "--set",
+        "training.rounds=700",
+        "--set",
+        "name=long",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)
+    long = folder / "runs" / "long"
+    deadline = time.monotonic() + 120
+    while not any(len(path.read_bytes().splitlines()) > 20 for path in long.rglob("records.jsonl")):
+        assert time.monotonic() < deadline, "the run never started"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; nothing is lost" in said
+    assert "Traceback" not in said
+    (records,) = long.rglob("records.jsonl")
+    assert (records.parent / "checkpoint.safetensors").exists()
+    lines = len(records.read_bytes().splitlines())
+    done = cosdefense_("run", "tiny.toml", "--set", "training.rounds=700", "--set", "name=long", "--json", cwd=folder)
+    assert done.returncode == 0
+    assert len(records.read_bytes().splitlines()) == 702 > lines
