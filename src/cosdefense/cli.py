@@ -25,6 +25,7 @@ from .experiment import Experiment, load
 from .models import MODELS
 from .options import ConfigError
 from .records import NotARun, RunRecord, read_run
+from .report import MissingReportExtra, write_report
 from .running import RunInUse, choose_device, is_finished, run
 
 EPILOG = (
@@ -174,7 +175,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         _fail(str(error), 2)
-    except (DataError, NotARun, DamagedCheckpoint, RunInUse, OSError) as error:
+    except (DataError, NotARun, DamagedCheckpoint, RunInUse, MissingReportExtra, OSError) as error:
         _fail(str(error), 1)
 
 
@@ -214,8 +215,6 @@ def _show(runs: list[RunRecord], as_json: bool) -> None:
 
 
 def _write_report(runs: list[RunRecord], folder: Path, title: str) -> None:
-    from .report import write_report  # plotting is an extra, and slow to import
-
     written = write_report(runs, folder, title)
     for path in (*written.figures, written.page):
         console.err.print(f"wrote {path}", soft_wrap=True)

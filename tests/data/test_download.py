@@ -15,7 +15,7 @@ import pytest
 
 from cosdefense.data import DATASETS, DataError, Specification, datasets, fetch, load, where
 from cosdefense.data.download import CHUNK, download
-from cosdefense.data.formats import IdxFiles
+from cosdefense.data.releases import IdxFiles
 
 BODY = bytes(range(256)) * 3000  # three chunks
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -17,17 +17,8 @@ from torch import Tensor
 
 from ..options import unknown
 from .download import download as download_file
-from .formats import (
-    CifarBatches,
-    DataError,
-    IdxFiles,
-    JpegFolders,
-    Progress,
-    Release,
-    Split,
-    parse_cifar_binary,
-    parse_cifar_python,
-)
+from .formats import DataError, Progress, Split, parse_cifar_binary, parse_cifar_python
+from .releases import CifarBatches, IdxFiles, JpegFolders, Release
 
 DEBIAN = Path("/usr/share/datasets")  # where Debian's dataset-fashion-mnist puts its files
 NO_SKLEARN = "digits: needed scikit-learn, which is not installed: pip install 'cosdefense[data]'"

@@ -1,0 +1,56 @@
+"""The documents are true: their Python runs, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_blocks_run(block: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_blocks() -> None:
+    assert len(BLOCKS) >= 2
+
+
+def test_the_filter_of_the_recipe_keeps_the_contract(tmp_path: Path) -> None:
+    """What CONTRIBUTING tells people to write is right."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "largest.py").write_text(block, encoding="utf-8")
+    code = "from largest import Largest; from cosdefense.testing import check_filter; check_filter(Largest())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_commands_named_exist() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    known = {"demo", "run", "report", "list", "data"}
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    named = set(re.findall(r"^cosdefense ([a-z]+)", blocks, re.MULTILINE))
+    assert named <= known
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
