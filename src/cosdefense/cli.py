@@ -212,6 +212,13 @@ def _show(runs: list[RunRecord], as_json: bool) -> None:
         print(json.dumps({"runs": rows}))  # noqa: T201 (rich would wrap it)
     else:
         console.out.print(console.results_table(runs))
+    for run_ in runs:
+        if run_.summary and run_.summary["skipped_rounds"]:
+            reasons = sorted({record.skipped for record in run_.rounds if record.skipped})
+            count = f"{run_.summary['skipped_rounds']} of {len(run_.rounds)} rounds left the model as it was"
+            console.err.print(
+                f"{run_.label}, seed {run_.header['seed']}: {count} ({'; '.join(reasons)})", soft_wrap=True
+            )
 
 
 def _write_report(runs: list[RunRecord], folder: Path, title: str) -> None:
