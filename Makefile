@@ -27,7 +27,7 @@ format: .venv/.developing
 
 # Paths are relative, so that a clone may live in a folder with spaces in its name.
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || (rm -rf .venv; false)
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e ".[all]"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from cosdefense import Cohort, Defense, Judgment
 from cosdefense.aggregators import Mean
 from cosdefense.defense import State
+from cosdefense.filters.krum import nearest_sums
 from cosdefense.ops import squared_distances
 from cosdefense.simulation import Oracle
 
 
 @dataclass(frozen=True)
 class OracleKrum(Oracle):
-    """Krum as in the CosDefense authors' code: told how many attackers this very round has.
+    """Krum as in the CosDefense authors' code: told how many malicious identities this very round has sampled.
 
     It sums plain, not squared, distances to the n − f − 3 nearest. Where that leaves no neighbour
     their code picks the first row, which by their row order is always honest; here ties stay together.
@@ -31,9 +31,7 @@ class OracleKrum(Oracle):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         f = sum(client in self.malicious for client in cohort.clients.tolist())
         n_neighbors = max(len(cohort) - f - 3, 0)
-        distances = squared_distances(cohort.trainable()).sqrt()
-        distances.fill_diagonal_(torch.inf)
-        scores = distances.sort(dim=1).values[:, :n_neighbors].sum(dim=1)
+        scores = nearest_sums(squared_distances(cohort.trainable()).sqrt(), n_neighbors)
         return Judgment(scores, scores <= scores.min()), state
 
 

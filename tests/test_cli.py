@@ -111,7 +111,11 @@ def test_data_where(folder: Path) -> None:
         (("run", "tiny.toml", "--set", "training.rounds=0"), 2, "rounds must be at least 1, got 0"),
         (("run", "tiny.toml", "--device", "gpu"), 2, "device must be auto, cpu or cuda, got 'gpu'"),
         (("run", "tiny.toml", "--set", 'model={name="paper-cnn"}'), 2, "paper-cnn needs 28×28 images"),
-        (("report", "nowhere"), 1, "nowhere holds no run"),
+        (("run", "tiny.toml", "--device", "meta"), 2, "device must be auto, cpu or cuda, got 'meta'"),
+        (("run", "tiny.toml", "--set", "training.lr=inf"), 2, "training.lr must be a finite number, got inf"),
+        (("run", "tiny.toml", "--set", 'defenses=[{name="cosdefense", layer="x"}]'), 2, "layer must be one of"),
+        (("run", "tiny.toml", "--out", "tiny.toml"), 1, "tiny.toml"),
+        (("report", "nowhere"), 2, "nowhere holds no run"),
         (("report", "tiny.toml"), 1, "has no header line"),
         (("list", "everything"), 2, "everything"),
         (("data", "fetch", "imagenet"), 2, "dataset 'imagenet' is unknown"),
@@ -127,18 +131,29 @@ def test_a_mistake_is_one_line_not_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+def test_labels_and_paths_with_brackets(folder: Path) -> None:
+    """They are a user's text, not markup."""
+    label = 'defenses=[{name="median", label="Median [paper] a[/b]"}]'
+    done = cosdefense_(
+        "run", "tiny.toml", "--set", "training.rounds=1", "--set", label, "--out", "br[/old]", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Median [paper] a[/b]" in done.stdout
+    assert "br[/old]" in done.stderr
+
+
+def test_report_of_one_file_and_of_an_unfinished_run(folder: Path) -> None:
+    cosdefense_("run", "tiny.toml", "--set", "training.rounds=3", "--set", "name=part", cwd=folder)
+    records = sorted((folder / "runs" / "part").rglob("records.jsonl"))[0]
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))  # as if it were still running
+    done = cosdefense_("report", str(records), "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert Path(json.loads(done.stdout)["page"]) == records.parent / "report.html"
+
+
 def test_ctrl_c_leaves_a_resumable_run_and_says_so(folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "cosdefense",
-        "run",
-        "tiny.toml",
-        "--set",
-        "training.rounds=700",
-        "--set",
-        "name=long",
-    ]
+    settings = ["--set", "training.rounds=1500", "--set", "name=long", "--set", 'defenses=[{name="fedavg"}]']
+    command = [sys.executable, "-m", "cosdefense", "run", "tiny.toml", *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)
     long = folder / "runs" / "long"
@@ -154,6 +169,7 @@ def test_ctrl_c_leaves_a_resumable_run_and_says_so(folder: Path) -> None:
     (records,) = long.rglob("records.jsonl")
     assert (records.parent / "checkpoint.safetensors").exists()
     lines = len(records.read_bytes().splitlines())
-    done = cosdefense_("run", "tiny.toml", "--set", "training.rounds=700", "--set", "name=long", "--json", cwd=folder)
-    assert done.returncode == 0
-    assert len(records.read_bytes().splitlines()) == 702 > lines
+    assert 20 < lines < 1500
+    done = cosdefense_("run", "tiny.toml", *settings, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(records.read_bytes().splitlines()) == 1502

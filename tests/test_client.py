@@ -83,6 +83,17 @@ def test_resnet_batched_equals_in_turn(norm: str) -> None:
     assert norm == "group" or float(statistics.abs().max()) > 0.01
 
 
+def test_frozen_parameters_stay_as_they_are() -> None:
+    model, images, labels = case("batch norm")
+    model.get_parameter("0.weight").requires_grad_(False)
+    expected = plain_loop(model, images, labels, LocalSGD(0.05, weight_decay=0.01))
+    task = Task.of(model)
+    for execute in (_train_in_turn, _train_batched):
+        found = execute(task, LocalSGD(0.05, weight_decay=0.01), task.initial(), images, labels)
+        assert torch.allclose(found, expected, atol=2e-5)
+        assert bool((task.layout.unflatten(found)["0.weight"] == 0).all())
+
+
 @dataclass(frozen=True)
 class Spy(ClientHook):
     """Brightens images, and adds the previous gradient to the parameters."""
@@ -110,9 +121,9 @@ def test_hooks_see_every_batch_and_step() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0 and finite, got -1.0"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, float], complaint: str) -> None:

@@ -40,6 +40,14 @@ def test_equal_weights_unless_somebody_vouches() -> None:
     assert cohort().weights.tolist() == [1, 1, 1]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
+def test_devices() -> None:
+    updates = torch.zeros(3, 7, device="cuda")
+    assert Cohort.of(updates, torch.zeros(7, device="cuda"), LAYOUT, torch.arange(3)).clients.is_cuda
+    with pytest.raises(ValueError, match="params must be on cuda:0 as the updates are, got cpu"):
+        Cohort.of(updates, torch.zeros(7), LAYOUT)
+
+
 def test_trusted_data() -> None:
     with pytest.raises(MissingTrustedData, match="clean data of the server's own"):
         _ = cohort().trusted

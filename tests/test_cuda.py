@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
 from cosdefense.data import load
-from cosdefense.experiment import Experiment
+from cosdefense.experiment import Experiment, from_table
 from cosdefense.experiment import load as load_experiment
-from cosdefense.running import build_world, choose_device
+from cosdefense.running import build_world, choose_device, run
 from cosdefense.simulation import Round, Snapshot, World, simulate
 from cosdefense.testing import check_aggregator, check_attack, check_filter
 
@@ -57,7 +58,7 @@ def test_the_same_verdicts_as_on_the_cpu(defense: str, real_data: Path) -> None:
     there = build_world(experiment, data, choose_device("cuda"))
     before = here.task.initial()
     for round_ in rounds_of(here, experiment, 15):
-        start = Snapshot(round_.number, before.cuda(), round_.after.memory, round_.after.plot)
+        start = Snapshot(round_.number, before.cuda(), round_.after.defense_state, round_.after.attack_state)
         (twin,) = rounds_of(there, experiment, round_.number + 1, start)
         assert torch.equal(round_.clients, twin.clients.cpu())
         assert torch.equal(round_.verdict.weights, twin.verdict.weights.cpu()), f"round {round_.number}"
@@ -70,6 +71,23 @@ def test_the_same_bits_twice(real_data: Path) -> None:
     world = build_world(experiment, data, choose_device("cuda"))
     one, again = ([r.after.params for r in rounds_of(world, experiment, 10)][-1] for _ in range(2))
     assert torch.equal(one, again)
+
+
+def test_stopped_and_resumed(tmp_path: Path) -> None:
+    table = {
+        "name": "small", "data": {"dataset": "digits", "clients": 20}, "model": {"name": "small-cnn"},
+        "training": {"rounds": 8, "sampled": 5, "batch": 4}, "attacks": [{"name": "noise"}],
+        "defenses": [{"name": "cosdefense"}],
+    }  # fmt: skip
+    experiment, data, device = from_table(table), load("digits"), choose_device("cuda")
+    list(run(experiment, tmp_path / "whole", data, device))
+    first = run(experiment, tmp_path / "parts", data, device)
+    for _ in range(3):
+        next(first)
+    first.close()
+    assert len(list(run(experiment, tmp_path / "parts", data, device))) == 5
+    whole, parts = (load_file(tmp_path / name / "checkpoint.safetensors")["params"] for name in ("whole", "parts"))
+    assert torch.equal(whole, parts)
 
 
 def test_batch_norm_on_both() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -58,6 +58,25 @@ def test_soft_weights_multiply() -> None:
     assert verdict.update.item() == pytest.approx(2 / 3.25)
 
 
+def test_rows_without_weight_do_not_vote() -> None:
+    cohort = replace(cohort_of([1, 2, 1e6, 1e6, 1e6]), weights=torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]))
+    defense = recipe("median")
+    verdict, _ = defense(cohort, defense.init())
+    assert verdict.update.tolist() == [1.5]
+
+
+def test_weights_of_another_precision_are_welcome() -> None:
+    @dataclass(frozen=True)
+    class Double(Filter):
+        def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+            return Judgment(cohort.weights, torch.full((len(cohort),), 0.5, dtype=torch.float64)), state
+
+    defense = Defense((Double(),), Mean())
+    verdict, _ = defense(cohort_of([1, 3]), defense.init())
+    assert verdict.update.tolist() == [2.0]
+    assert verdict.update.dtype == verdict.weights.dtype == torch.float32
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_rows_that_are_not_finite_stop_at_the_door(poison: float) -> None:
     for name in ("fedavg", "median", "cosdefense", "trimmed-mean", "clipping-median", "krum"):
@@ -80,10 +99,11 @@ def test_nobody_left_keeps_the_model_and_says_so() -> None:
 
 
 def test_a_sum_that_overflows_keeps_the_model() -> None:
-    defense = recipe("fedavg")
-    cohort = Cohort.of(torch.tensor([[3e38], [3e38]]), torch.tensor([3e38]), LINE)
+    defense = Defense((Below(3.3e38),), Mean())
+    cohort = Cohort.of(torch.tensor([[3e38], [3e38], [3.4e38]]), torch.tensor([3e38]), LINE)
     verdict, _ = defense(cohort, defense.init())
     assert verdict.update.tolist() == [0.0]
+    assert verdict.weights.tolist() == [1, 1, 0]  # the filter's opinion stands
     assert verdict.skipped == "the combined update is not finite"
 
 
@@ -130,7 +150,7 @@ def test_buffers_never_vote() -> None:
             assert torch.equal(one.evidence[filter_name], two.evidence[filter_name])
 
 
-def test_works_on_what_a_user_has(tmp_path: object) -> None:
+def test_works_on_what_a_user_has() -> None:
     """The fifteen lines of the README in small: a model, updates, a verdict."""
     model = torch.nn.Linear(3, 2)
     layout = Layout.of(model)

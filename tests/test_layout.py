@@ -53,6 +53,15 @@ def test_head_by_name() -> None:
         Layout.of(network(), head="fc.weight")
 
 
+def test_frozen_parameters_travel_but_do_not_vote() -> None:
+    model = network()
+    model.get_parameter("0.weight").requires_grad_(False)
+    layout = Layout.of(model)
+    assert layout.n_trainable == 4 + 4 + 4 + 48 + 3
+    assert "0.weight" not in layout.trainable
+    assert layout.slices["0.weight"].start == layout.n_trainable
+
+
 def test_head_of_a_model_without_matrices() -> None:
     assert Layout.of({"scale": torch.zeros(3), "shift": torch.zeros(3)}).head == "shift"
 

@@ -58,6 +58,14 @@ def test_states_survive() -> None:
     assert found[2]["rounds"] == 4
 
 
+def test_dataclasses_inside_dicts_survive() -> None:
+    table = ClientTable.empty().updated(torch.tensor([5]), torch.tensor([[1.0]]))
+    found = restored({"table": table, 7: 3}, {"table": ClientTable.empty()})
+    assert isinstance(found, dict)
+    assert isinstance(found["table"], ClientTable)
+    assert found[7] == 3
+
+
 def test_a_file_cannot_name_a_class() -> None:
     with pytest.raises(TypeError, match="returns one of its kind"):
         restored(Pair(ClientTable.empty(), 0.0), None)
@@ -66,6 +74,10 @@ def test_a_file_cannot_name_a_class() -> None:
 def test_strange_states_are_refused() -> None:
     with pytest.raises(TypeError, match="got function"):
         pack((lambda: None,))
+    with pytest.raises(TypeError, match="got list"):
+        pack([1])  # it would come back as a tuple
+    with pytest.raises(TypeError, match="keyed by texts or numbers, got tuple"):
+        pack({(1, 2): 3})
 
 
 def test_tensors_are_kept_apart() -> None:

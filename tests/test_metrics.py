@@ -81,7 +81,13 @@ def test_summary() -> None:
             0, [1, 0], [0, 1], scores={"Krum": (0.1, 0.9)}, accuracy=0.5, attack_success=0.2, seconds={"train": 1.5}
         ),
         record(
-            1, [1, 1], [0, 1], scores={"Krum": (0.1, 0.9)}, accuracy=0.7, seconds={"train": 2.0}, memory={"train": 9}
+            1,
+            [1, 1],
+            [0, 1],
+            scores={"Krum": (0.1, 0.9)},
+            accuracy=0.7,
+            seconds={"train": 2.0},
+            peak_memory={"train": 9},
         ),
         record(2, [0, 0], [0, 1], skipped="every client was rejected"),
     ]

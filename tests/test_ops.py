@@ -51,6 +51,11 @@ def test_long_norms_do_not_drift() -> None:
     assert float(ops.row_norms(values)[0]) == pytest.approx(0.1 * math.sqrt(3e6), rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e300])
+def test_norms_at_any_size(size: float) -> None:
+    assert float(ops.row_norms(torch.tensor([[3 * size, 4 * size], [0, 0]], dtype=torch.float64))[0]) == 5 * size
+
+
 def test_cosine() -> None:
     values = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [-2.0, 0.0]])
     assert ops.cosine(values, torch.tensor([2.0, 0.0])).tolist() == pytest.approx([1, math.sqrt(0.5), 0, -1])
@@ -67,6 +72,8 @@ def test_min_max() -> None:
     assert ops.min_max(torch.tensor([2.0, 4.0, 3.0])).tolist() == [0, 1, 0.5]
     assert ops.min_max(torch.tensor([7.0, 7.0])).tolist() == [0, 0]
     assert ops.min_max(torch.tensor([5.0])).tolist() == [0]
+    assert ops.min_max(torch.tensor([5.0, 5.25]), tolerance=0.25).tolist() == [0, 0]
+    assert ops.min_max(torch.tensor([5.0, 5.5]), tolerance=0.25).tolist() == [0, 1]
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.randoms())

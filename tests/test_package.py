@@ -94,3 +94,7 @@ def test_nothing_unpickles() -> None:
                 assert node.module not in {"pickle", "marshal", "shelve", "joblib", "dill"}, path
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert (node.value.id, node.attr) != ("torch", "load"), path
+            if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "weights_only"):
+                assert (node.arg, ast.unparse(node.value)) in (("allow_pickle", "False"), ("weights_only", "True")), (
+                    path
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ fields = st.integers(1, 5).flatmap(
             "loss": st.none() | numbers,
             "attack_success": st.none() | numbers,
             "seconds": st.dictionaries(st.sampled_from(["train", "defend"]), numbers),
-            "memory": st.dictionaries(st.sampled_from(["train", "defend"]), st.integers(0, 2**40)),
+            "peak_memory": st.dictionaries(st.sampled_from(["train", "defend"]), st.integers(0, 2**40)),
         }
     )
 )
@@ -39,9 +40,9 @@ def test_round_trip(values: dict[str, Any]) -> None:
     assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_not_a_number_becomes_null() -> None:
-    line = RoundRecord(0, (1,), (1.0,), loss=float("inf"), scores={"Krum": (float("nan"),)}).to_json()
-    assert line["loss"] is None
+def test_json_knows_neither_nan_nor_infinity() -> None:
+    line = RoundRecord(0, (1,), (1.0,), loss=float("-inf"), scores={"Krum": (float("nan"),)}).to_json()
+    assert line["loss"] == -sys.float_info.max
     assert line["scores"] == {"Krum": [None]}
     json.dumps(line, allow_nan=False)
 
@@ -61,6 +62,13 @@ def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
 def test_what_is_not_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=r"records.jsonl does not exist"):
         read_run(tmp_path)
-    (tmp_path / "records.jsonl").write_text('{"round": 1}\n')
+    for content in ('{"round": 1}\n', "", "123\n", "[]\n", '{"experiment": 3}\n', "\x00\n"):
+        (tmp_path / "records.jsonl").write_text(content)
+        with pytest.raises(NotARun, match="has no header line"):
+            read_run(tmp_path)
+    (tmp_path / "records.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(NotARun, match="has no header line"):
+        read_run(tmp_path)
+    (tmp_path / "records.jsonl").write_text(HEADER + '{"round": 0}\n')
+    with pytest.raises(NotARun, match="holds a round that cannot be read"):
         read_run(tmp_path)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -17,10 +16,19 @@ from safetensors import safe_open
 
 from cosdefense.checkpoint import DamagedCheckpoint, save_snapshot, write_atomically
 from cosdefense.data import load as load_data
-from cosdefense.experiment import Experiment, from_table
+from cosdefense.experiment import Experiment, from_table, to_toml
 from cosdefense.options import ConfigError
 from cosdefense.records import NotARun, RoundRecord, read_run
-from cosdefense.running import ResumedElsewhere, RunInUse, build_world, choose_device, is_finished, run
+from cosdefense.running import (
+    NeverReached,
+    ResumedElsewhere,
+    RunInUse,
+    build_world,
+    choose_device,
+    is_finished,
+    rehearse,
+    run,
+)  # fmt: skip
 
 CPU = torch.device("cpu")
 TABLE = {
@@ -45,7 +53,7 @@ def go(folder: Path, experiment: Experiment | None = None) -> Generator[RoundRec
 def bits(folder: Path) -> tuple[list[dict[str, object]], bytes]:
     """Everything a run decided: records without times, and the final parameters."""
     rounds = [record.to_json() for record in read_run(folder).rounds]
-    decided = [{k: v for k, v in line.items() if k not in ("seconds", "memory")} for line in rounds]
+    decided = [{k: v for k, v in line.items() if k not in ("seconds", "peak_memory")} for line in rounds]
     with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
         return decided, file.get_tensor("params").numpy().tobytes()
 
@@ -117,42 +125,35 @@ def test_records_beyond_the_checkpoint_are_run_again(whole: Path, tmp_path: Path
 
 
 KILLED = """
-import sys, torch
+import os, signal, sys, threading, torch
 from pathlib import Path
 from cosdefense.data import load
 from cosdefense.experiment import load as load_experiment
 from cosdefense.running import run
 torch.set_num_threads(1)
-experiment = load_experiment(Path(sys.argv[1]))
-for record in run(experiment, Path(sys.argv[2]), load("digits"), torch.device("cpu"), checkpoint_seconds=0.0):
-    print(record.round, flush=True)
+file, folder, fatal_round, delay = sys.argv[1:]
+cell, device = load_experiment(Path(file)), torch.device("cpu")
+for record in run(cell, Path(folder), load("digits"), device, checkpoint_seconds=0.0):
+    if record.round == int(fatal_round):  # soon after, somewhere inside a round or a write
+        threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
 """
 
 
 def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     """Killed three times in mid-flight, by the hardest signal, and still the same bits in the end."""
-    experiment = from_table({**TABLE, "training": {**TABLE["training"], "rounds": 250}})  # type: ignore[dict-item]
-    file = tmp_path / "small.toml"
-    from cosdefense.experiment import to_toml
-
+    experiment = from_table({**TABLE, "training": {**TABLE["training"], "rounds": 300}})  # type: ignore[dict-item]
+    file, killed, straight = tmp_path / "small.toml", tmp_path / "killed", tmp_path / "straight"
     file.write_text(to_toml(experiment))
-    killed, straight = tmp_path / "killed", tmp_path / "straight"
-    command = [sys.executable, "-c", KILLED, str(file)]
-    kills = 0
-    for wanted in (7, 60, 150):
-        process = subprocess.Popen([*command, str(killed)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) >= wanted:
-                time.sleep(0.003 * kills)  # somewhere inside a round or a write
-                os.kill(process.pid, signal.SIGKILL)
-                break
-        process.stdout.close()
-        kills += process.wait() == -signal.SIGKILL
-    assert kills == 3
-    assert not is_finished(killed)
-    subprocess.run([*command, str(killed)], check=True, capture_output=True)
-    subprocess.run([*command, str(straight)], check=True, capture_output=True)
+
+    def child(folder: Path, fatal_round: int, delay: float) -> int:
+        arguments = [sys.executable, "-c", KILLED, str(file), str(folder), str(fatal_round), str(delay)]
+        return subprocess.run(arguments, check=False, capture_output=True, timeout=300).returncode
+
+    for fatal_round, delay in ((3, 0.0), (60, 0.004), (150, 0.009)):
+        assert child(killed, fatal_round, delay) == -signal.SIGKILL
+        assert not is_finished(killed)
+    assert child(killed, -1, 0.0) == 0
+    assert child(straight, -1, 0.0) == 0
     assert is_finished(killed)
     assert bits(killed) == bits(straight)
 
@@ -207,6 +208,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="the disk is full"):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
+    monkeypatch.undo()
+    write_atomically(target, b"new")  # over what the failure left behind
+    assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -219,8 +223,8 @@ def test_states_survive_a_checkpoint(tmp_path: Path) -> None:
     save_snapshot(tmp_path / "c", Snapshot(7, torch.arange(3.0), (table, None), 4))
     found = load_snapshot(tmp_path / "c", ((ClientTable.empty(), None), None), CPU)
     assert found.next_round == 7
-    assert found.plot == 4
-    assert found.memory[0].clients.tolist() == [5, 2**62]
+    assert found.attack_state == 4
+    assert found.defense_state[0].clients.tolist() == [5, 2**62]
     assert found.params.tolist() == [0, 1, 2]
 
 
@@ -244,11 +248,44 @@ def test_mistakes_that_only_data_reveals() -> None:
         ConfigError, match=r"data.partition: label skew needs at least one client per class \(10\), got 7"
     ):
         build_world(from_table({**TABLE, "data": small}), data, CPU)
-    with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu-42'"):
-        choose_device("tpu-42")
+    for name in ("tpu-42", "meta", "mps"):
+        with pytest.raises(ConfigError, match=f"device must be auto, cpu or cuda, got '{name}'"):
+            choose_device(name)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="torch finds no CUDA GPU here"):
+        with pytest.raises(ConfigError, match="torch finds 0 CUDA GPUs here"):
             choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"attacks": [{"name": "label-flip", "source": 1, "target": 70}]}, "needs classes below 10, got 1 and 70"),
+        ({"defenses": [{"name": "cosdefense", "layer": "nope"}]}, "layer must be one of .*, got 'nope'"),
+        ({"defenses": [{"name": "fedavg"}, {"name": "krum", "contamination": 0.4}]}, "Krum needs more than 6 clients"),
+        ({"model": {"name": "paper-cnn"}}, "paper-cnn needs 28×28 images"),
+    ],
+)
+def test_a_rehearsal_finds_what_only_the_data_reveals(change: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        rehearse(from_table({**TABLE, **change}), load_data("digits"))
+
+
+def test_a_rehearsal_of_a_sound_experiment_is_silent() -> None:
+    rehearse(cell(), load_data("digits"))
+
+
+def test_a_schedule_that_is_never_reached_is_said() -> None:
+    with pytest.warns(NeverReached, match="the attack starts after the last round"):
+        rehearse(from_table({**TABLE, "schedule": {"attack_start": 12}}), load_data("digits"))
+    with pytest.warns(NeverReached, match="the defense starts after the last round"):
+        rehearse(from_table({**TABLE, "schedule": {"defense_start": 99}}), load_data("digits"))
+
+
+def test_others_may_read_a_run(whole: Path) -> None:
+    """Whoever may read a new file here may read the records."""
+    (whole / "plain").touch()
+    assert (whole / "records.jsonl").stat().st_mode == (whole / "plain").stat().st_mode
+    (whole / "plain").unlink()
 
 
 def test_records_hold_no_nan(whole: Path) -> None:

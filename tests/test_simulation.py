@@ -102,7 +102,7 @@ def test_only_malicious_rows_are_replaced() -> None:
         assert torch.equal(forged, round_.malicious)
         assert torch.equal(round_.malicious, world.malicious[round_.clients])
     assert any(bool(round_.malicious.any()) for round_ in rounds)
-    assert rounds[-1].after.plot == 5  # the attackers' own memory
+    assert rounds[-1].after.attack_state == 5  # the attackers' own memory
 
 
 def test_the_schedule_is_kept() -> None:
@@ -142,7 +142,7 @@ def test_going_on_from_any_round_gives_the_same_bits() -> None:
     rest = run(world, Recorder(), recipe("cosdefense"), rounds=9, resume=whole[3].after)
     assert [r.number for r in rest] == [4, 5, 6, 7, 8]
     assert torch.equal(whole[-1].after.params, rest[-1].after.params)
-    assert whole[-1].after.plot == rest[-1].after.plot
+    assert whole[-1].after.attack_state == rest[-1].after.attack_state
 
 
 def test_dropout_is_seeded_and_leaves_the_global_stream_alone() -> None:
@@ -194,9 +194,9 @@ def test_batches_are_the_clients_own_without_repetition() -> None:
 
 def test_time_and_memory_of_each_phase() -> None:
     round_ = run(digits_world(), InnerProduct(), recipe("krum"), rounds=1)[0]
-    assert set(round_.seconds) == set(round_.memory) == {"train", "attack", "defend"}
+    assert set(round_.seconds) == set(round_.peak_memory) == {"train", "attack", "defend"}
     assert all(seconds > 0 for seconds in round_.seconds.values())
-    assert all(100e6 < peak < 24e9 for peak in round_.memory.values())  # a process with torch in it
+    assert all(100e6 < peak < 24e9 for peak in round_.peak_memory.values())  # a process with torch in it
 
 
 def test_schedule_mistakes_are_named() -> None:

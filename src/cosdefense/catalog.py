@@ -79,8 +79,10 @@ def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
     module, _, attribute = name.partition(":")
     try:
         found: T = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{kind} {name!r} must be a class or a function, got {type(found).__name__}")
     return found
 
 

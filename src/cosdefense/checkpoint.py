@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,13 @@ class DamagedCheckpoint(RuntimeError):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one, never a part; after a power cut too."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Readers see the old file or the new one, never a part; after a power cut too. For one writer at a time."""
+    partial = path.with_name(f".{path.name}.partial")  # always the same name: a crash leaves at most one
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name itself
@@ -41,7 +36,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write what the next round depends on."""
-    states, tensors = pack((snapshot.memory, snapshot.plot))
+    states, tensors = pack((snapshot.defense_state, snapshot.attack_state))
     named = {f"state.{key}": tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     metadata = {"next_round": str(snapshot.next_round), "states": json.dumps(states)}
     write_atomically(path, save({"params": snapshot.params.detach().cpu(), **named}, metadata))
@@ -54,8 +49,8 @@ def load_snapshot(path: Path, like: tuple[Any, Any], device: torch.device) -> Sn
             metadata = file.metadata()
             params = file.get_tensor("params")
             tensors = {key.removeprefix("state."): file.get_tensor(key) for key in file.keys() if key != "params"}  # noqa: SIM118
-            memory, plot = unpack(json.loads(metadata["states"]), tensors, like)
-            return Snapshot(int(metadata["next_round"]), params, memory, plot)
+            defense_state, attack_state = unpack(json.loads(metadata["states"]), tensors, like)
+            return Snapshot(int(metadata["next_round"]), params, defense_state, attack_state)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise DamagedCheckpoint(
             f"{path} cannot be read ({error}); delete its folder to start this run again"

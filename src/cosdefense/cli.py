@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -25,8 +26,8 @@ from .experiment import Experiment, load
 from .models import MODELS
 from .options import ConfigError
 from .records import NotARun, RunRecord, read_run
-from .report import MissingReportExtra, write_report
-from .running import RunInUse, choose_device, is_finished, run
+from .report import MissingReportExtra, Report, write_report
+from .running import RunInUse, choose_device, is_finished, rehearse, run
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -90,11 +91,10 @@ def demo(
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
     torch.set_num_threads(1)  # the model is tiny; and one thread gives the same bits on any number of cores
     runs = _run_all(experiment, out, device, None)
-    _show(runs, as_json)
-    _write_report(runs, out / experiment.name, experiment.name)
+    _show(runs, as_json, write_report(runs, out / experiment.name, experiment.name))
 
 
-@app.command("run", epilog="Example: cosdefense run experiments/mnist-ipm-300.toml --set training.rounds=100")
+@app.command("run", epilog="Example: cosdefense run experiments/mnist-ipm-300.toml --set training.rounds=200")
 def run_file(
     file: Annotated[Path, typer.Argument(help="An experiment as TOML: attacks × defenses × seeds.")],
     changes: Annotated[
@@ -116,11 +116,12 @@ def run_file(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: the first folder named.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Write PNG figures and one HTML page that works offline."""
-    files = [path for folder in runs for path in _records_below(folder)]
-    read = [read_run(path) for path in files]
-    _write_report(read, out or runs[0], str(read[0].header["experiment"].get("name", runs[0].name)))
+    read = [read_run(path) for folder in runs for path in _records_below(folder)]
+    folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
+    _show_report(write_report(read, folder, str(read[0].header["experiment"].get("name", runs[0].name))), as_json)
 
 
 @app.command("list", epilog="Example: cosdefense list attacks")
@@ -131,7 +132,7 @@ def list_parts(
     """What there is, with options and defaults."""
     kinds = [kind] if kind else list(Kind)
     if as_json:
-        console.out.print_json(json.dumps({str(kind): _entries(kind) for kind in kinds}))
+        _print_json({str(kind): _entries(kind) for kind in kinds})
         return
     for kind in kinds:
         table = Table(title=str(kind), title_justify="left", show_lines=False)
@@ -144,13 +145,19 @@ def list_parts(
 
 @data_app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="mnist, fashion-mnist, cifar-10")], data_dir: DataDir = None
+    names: Annotated[list[str], typer.Argument(help="mnist, fashion-mnist, cifar-10")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Download what is absent, verified by digest."""
     with console.progress_bars() as bars:
-        for name in names:
-            path = datasets.fetch(name, data_dir, progress=console.download_progress(bars))
-            console.out.print(f"{name}: {path}", soft_wrap=True)
+        progress = console.download_progress(bars)
+        found = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
+    if as_json:
+        _print_json(found)
+        return
+    for name, path in found.items():
+        console.out.print(f"{name}: {path}", soft_wrap=True)
 
 
 @data_app.command()
@@ -162,7 +169,7 @@ def where(
     """Say from where each dataset would be read."""
     found = {name: datasets.where(name, data_dir) for name in names or datasets.DATASETS}
     if as_json:
-        console.out.print_json(json.dumps({name: path and str(path) for name, path in found.items()}))
+        _print_json({name: path and str(path) for name, path in found.items()})
         return
     for name, path in found.items():
         console.out.print(f"{name}: {path or 'not found; cosdefense data fetch ' + name}", soft_wrap=True)
@@ -185,12 +192,14 @@ def _run_all(experiment: Experiment, out: Path, device: str, data_dir: Path | No
     try:
         with console.progress_bars() as bars:
             dataset = datasets.load(experiment.data.dataset, data_dir, progress=console.download_progress(bars))
+            rehearse(experiment, dataset)
             for cell, folder in cells:
                 label = _cell_label(cell, experiment)
                 if is_finished(folder):
                     console.err.print(f"{label}: finished earlier, see {folder}", soft_wrap=True)
                     continue
-                console.follow(bars, label, cell.training.rounds, run(cell, folder, dataset, chosen))
+                with closing(run(cell, folder, dataset, chosen)) as records:  # closed, it saves where it is
+                    console.follow(bars, label, cell.training.rounds, records)
     except KeyboardInterrupt:
         _fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
     return [read_run(folder) for _, folder in cells]
@@ -204,14 +213,14 @@ def _cell_label(cell: Experiment, experiment: Experiment) -> str:
     return " · ".join((defense.label, *attacks, *seeds))
 
 
-def _show(runs: list[RunRecord], as_json: bool) -> None:
+def _show(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:
     if as_json:
         rows = [
             {key: run.header[key] for key in ("attack", "defense", "seed")} | {"summary": run.summary} for run in runs
         ]
-        print(json.dumps({"runs": rows}))  # noqa: T201 (rich would wrap it)
-    else:
-        console.out.print(console.results_table(runs))
+        _print_json({"runs": rows} | (_paths(written) if written else {}))
+        return
+    console.out.print(console.results_table(runs))
     for run_ in runs:
         if run_.summary and run_.summary["skipped_rounds"]:
             reasons = sorted({record.skipped for record in run_.rounds if record.skipped})
@@ -219,12 +228,24 @@ def _show(runs: list[RunRecord], as_json: bool) -> None:
             console.err.print(
                 f"{run_.label}, seed {run_.header['seed']}: {count} ({'; '.join(reasons)})", soft_wrap=True
             )
+    if written:
+        _show_report(written, as_json)
 
 
-def _write_report(runs: list[RunRecord], folder: Path, title: str) -> None:
-    written = write_report(runs, folder, title)
+def _show_report(written: Report, as_json: bool) -> None:
+    if as_json:
+        _print_json(_paths(written))
+        return
     for path in (*written.figures, written.page):
-        console.err.print(f"wrote {path}", soft_wrap=True)
+        console.out.print(f"wrote {path}", soft_wrap=True)
+
+
+def _paths(written: Report) -> dict[str, Any]:
+    return {"page": str(written.page), "figures": [str(path) for path in written.figures]}
+
+
+def _print_json(content: object) -> None:
+    print(json.dumps(content))  # noqa: T201 (rich would wrap it)
 
 
 def _records_below(folder: Path) -> list[Path]:
@@ -232,7 +253,7 @@ def _records_below(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(folder.rglob("records.jsonl"))
     if not found:
-        raise NotARun(f"{folder} holds no run (no records.jsonl in it or below)")
+        raise ConfigError(f"{folder} holds no run (no records.jsonl in it or below)")
     return found
 
 
@@ -259,5 +280,5 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    console.err.print(f"error: {message}", style="red", soft_wrap=True, markup=False)
+    console.err.print(f"error: {message}", style="red", soft_wrap=True)
     sys.exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,12 +40,12 @@ class LocalSGD:
     hooks: tuple[ClientHook, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
 
     def __call__(
         self,
@@ -55,12 +56,12 @@ class LocalSGD:
     ) -> Float[Tensor, " d"]:
         """One client's update after one step per leading index of `images` and `labels`."""
         params, previous, velocity = start, torch.zeros_like(start), torch.zeros_like(start)
-        trainable = torch.arange(len(start), device=start.device) < task.layout.n_trainable
+        decay = self.weight_decay * (torch.arange(len(start), device=start.device) < task.layout.n_trainable)
         for batch, targets in zip(images, labels, strict=True):
             for hook in self.hooks:
                 batch, targets = hook.batch(task, params, batch, targets)
             gradient, params = task.gradient(params, batch, targets)
-            velocity = self.momentum * velocity + gradient + self.weight_decay * params * trainable
+            velocity = self.momentum * velocity + gradient + decay * params
             params = params - self.lr * velocity
             for hook in self.hooks:
                 params = hook.step(params, gradient, previous)

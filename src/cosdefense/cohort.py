@@ -56,11 +56,13 @@ class Cohort:
             raise ValueError(f"updates need shape (n, {layout.size}), got {tuple(updates.shape)}")
         if tuple(params.shape) != (layout.size,):
             raise ValueError(f"params need shape ({layout.size},), got {tuple(params.shape)}")
-        if clients is None:
-            clients = torch.arange(len(updates), device=updates.device)
+        if params.device != updates.device:
+            raise ValueError(f"params must be on {updates.device} as the updates are, got {params.device}")
+        clients = torch.arange(len(updates)) if clients is None else clients
         if tuple(clients.shape) != (len(updates),):
             raise ValueError(f"clients need shape ({len(updates)},), got {tuple(clients.shape)}")
-        return cls(updates, params, layout, clients, updates.new_ones(len(updates)), seed, trusted_data)
+        weights = updates.new_ones(len(updates))
+        return cls(updates, params, layout, clients.to(updates.device), weights, seed, trusted_data)
 
     def __len__(self) -> int:
         return len(self.updates)
@@ -75,8 +77,8 @@ class Cohort:
     def layer(self, name: str | None = None) -> tuple[Float[Tensor, "n k"], Float[Tensor, " k"]]:
         """The updates and the global parameters of one named tensor (default: the head), as views."""
         name = name or self.layout.head
-        if name not in self.layout.slices:
-            raise ValueError(f"layer must be one of {sorted(self.layout.slices)}, got {name!r}")
+        if name not in self.layout.trainable:  # buffers never vote
+            raise ValueError(f"layer must be one of {sorted(self.layout.trainable)}, got {name!r}")
         where = self.layout.slices[name]
         return self.updates[:, where], self.params[where]
 

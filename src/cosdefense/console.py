@@ -13,8 +13,9 @@ from rich.table import Table
 
 from .records import RoundRecord, RunRecord
 
-out = Console(highlight=False)  # results
-err = Console(stderr=True, highlight=False)  # progress, notes and errors
+# No markup: labels, paths and messages are other people's text, and may hold brackets.
+out = Console(highlight=False, markup=False)  # results
+err = Console(stderr=True, highlight=False, markup=False)  # progress, notes and errors
 
 
 def percent(value: float | None) -> str:
@@ -25,10 +26,10 @@ def percent(value: float | None) -> str:
 def progress_bars() -> Iterator[Progress]:
     """Bars on a terminal; off it, nothing moves."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

@@ -90,9 +90,10 @@ class Defense:
             return Verdict.skip(everybody, "every client was rejected", evidence), (*memories, last)
         update, last = self.aggregator(cohort, last)
         update = _keep_variances_positive(update, everybody)
-        if not bool((everybody.params + update).isfinite().all()):
-            return Verdict.skip(everybody, "the combined update is not finite", evidence), (*memories, last)
         weights = _spread(cohort.weights, standing, everybody, fill=0.0)
+        if not bool((everybody.params + update).isfinite().all()):
+            still = torch.zeros_like(update)
+            return Verdict(still, weights, evidence, "the combined update is not finite"), (*memories, last)
         return Verdict(update, weights, evidence), (*memories, last)
 
 
@@ -100,8 +101,8 @@ def _execute(
     weights: Float[Tensor, " n"] | Bool[Tensor, " n"], cohort: Cohort, standing: Int[Tensor, " n"]
 ) -> tuple[Cohort, Int[Tensor, " kept"]]:
     """Apply a filter's weights: rejected rows are removed, never zeroed (a zero row attracts Krum)."""
-    kept = weights != 0
-    cohort = replace(cohort, weights=cohort.weights * weights)
+    cohort = replace(cohort, weights=cohort.weights * weights.to(cohort.weights.dtype))
+    kept = cohort.weights != 0
     return cohort.only(kept), standing[kept.cpu()]
 
 

@@ -92,8 +92,9 @@ class Experiment:
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise ConfigError(f"name becomes a folder: letters, digits, '.', '_' and '-' only, got {self.name!r}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name):
+            rule = "up to 100 letters, digits, '.', '_' and '-'"
+            raise ConfigError(f"name becomes a folder: it takes {rule}, got {self.name!r}")
         if self.training.sampled > self.data.clients:
             raise ConfigError(
                 f"training.sampled must be at most {self.data.clients} clients, got {self.training.sampled}"
@@ -109,6 +110,11 @@ class Experiment:
             for label in labels:
                 if labels.count(label) > 1:
                     raise ConfigError(f"{kind} holds {label!r} twice; give one of them another label")
+        for entries in (self.attacks, self.defenses):
+            parts: list[Any] = [entry.part for entry in entries]
+            for i, part in enumerate(parts):
+                if part in parts[:i]:  # it would be one run, counted twice
+                    raise ConfigError(f"{entries[parts.index(part)].label!r} and {entries[i].label!r} are the same")
 
     def cells(self) -> Iterator[Experiment]:
         """Every single run of the grid."""
@@ -130,7 +136,7 @@ class Experiment:
         """Where a single run is kept."""
         (attack,), (defense,), (seed,) = self.attacks, self.defenses, self.seeds
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{attack.label}-{defense.label}").strip("-").lower()
-        return out / self.name / f"{words}-seed{seed}-{self.fingerprint}"
+        return out / self.name / f"{words[:80]}-seed{seed}-{self.fingerprint}"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -170,15 +176,18 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
     for kind, build in (("attacks", build_attack), ("defenses", build_defense)):
         if kind in table:
             entries = coerce(table[kind], tuple[Mapping[str, Any], ...], kind)
-            built[kind] = tuple(Entry(_label(entry), build(_without(entry, "label"))) for entry in entries)
+            parts = [build(_without(entry, "label")) for entry in entries]  # first: labels rely on their checks
+            built[kind] = tuple(Entry(_label(entry), part) for entry, part in zip(entries, parts, strict=True))
     if "seeds" in table:
         built["seeds"] = coerce(table["seeds"], tuple[int, ...], "seeds")
-    return call(Experiment, {}, "experiment") if "name" not in built else Experiment(**built)
+    if "name" not in built:
+        raise ConfigError("an experiment needs a name")
+    return Experiment(**built)
 
 
 def to_table(experiment: Experiment) -> dict[str, Any]:
     """The nested tables again, every option written out."""
-    data = {**{field.name: getattr(experiment.data, field.name) for field in fields(Data)}}
+    data = {field.name: getattr(experiment.data, field.name) for field in fields(Data)}
     names = {kind: name for name, kind in PARTITIONS.items()}
     kind = type(experiment.data.partition)
     name = names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
@@ -219,8 +228,14 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     reserved = ("shape", "n_classes")
     given = checked(build, _without(table, "name"), f"model {table['name']}", reserved)
     parameters = inspect.signature(build).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items() if name not in reserved}
-    return (("name", table["name"]), *{**defaults, **given}.items())
+    for name in reserved:
+        if name not in parameters:
+            raise ConfigError(f"model {table['name']} must take {' and '.join(reserved)}, got {', '.join(parameters)}")
+    options = {name: parameter.default for name, parameter in parameters.items() if name not in reserved} | given
+    missing = [name for name, value in options.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise ConfigError(f"model {table['name']} needs {', '.join(missing)}")
+    return (("name", table["name"]), *options.items())
 
 
 def _label(table: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ TRACKED_STATISTICS = ("running_mean", "running_var")
 class Layout:
     """The order, names and shapes of the tensors that make up a vector of `d` coordinates.
 
-    Trainable tensors come first, floating-point buffers after them. Integer buffers (BatchNorm's
-    counters) are not in the vector: averaging a counter means nothing.
+    Trainable tensors come first, then what is not trained: frozen parameters and floating-point
+    buffers. Integer buffers (BatchNorm's counters) are not in the vector: averaging a counter means nothing.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -31,15 +31,17 @@ class Layout:
     n_trainable: int  # coordinates [0, n_trainable) are weights, the rest are buffers
 
     def __post_init__(self) -> None:
-        if self.head not in self.slices:
-            raise ValueError(f"head must be one of {sorted(self.slices)}, got {self.head!r}")
+        if self.head not in self.trainable:
+            raise ValueError(f"head must be one of {sorted(self.trainable)}, got {self.head!r}")
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Any], head: str | None = None) -> Layout:
         """The layout of a module, a `state_dict`, or any other mapping of names to arrays (Flower's `ArrayRecord`)."""
         if isinstance(model, nn.Module):
-            trainable = _floating(dict(model.named_parameters()))
-            buffers = _floating(dict(model.named_buffers()))
+            parameters = dict(model.named_parameters())
+            trainable = _floating({name: p for name, p in parameters.items() if p.requires_grad})
+            frozen = _floating({name: p for name, p in parameters.items() if not p.requires_grad})
+            buffers = {**frozen, **_floating(dict(model.named_buffers()))}
         else:
             tensors = _floating(model)
             trainable = {name: shape for name, shape in tensors.items() if not _is_tracked(name)}
@@ -57,6 +59,11 @@ class Layout:
             slices[name] = slice(start, start + math.prod(shape))
             start = slices[name].stop
         return slices
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        """The names of the tensors that are trained."""
+        return tuple(name for name, where in self.slices.items() if where.stop <= self.n_trainable)
 
     @cached_property
     def size(self) -> int:

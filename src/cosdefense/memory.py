@@ -51,17 +51,23 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, Tensor):
             tensors[str(len(tensors))] = value
             return {"tensor": str(len(tensors) - 1)}
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple):
             return [walk(item) for item in value]
         if is_dataclass(value):
             return {"fields": {field.name: walk(getattr(value, field.name)) for field in fields(value)}}
         if isinstance(value, Mapping):
-            return {"items": [[walk(key), walk(item)] for key, item in value.items()]}
+            return {"items": [[_plain_key(key), walk(item)] for key, item in value.items()]}
         raise TypeError(
             f"a state holds numbers, texts, tensors, tuples, dicts and dataclasses, got {type(value).__name__}"
         )
 
     return walk(state), tensors
+
+
+def _plain_key(key: Any) -> str | int:
+    if not isinstance(key, str | int):
+        raise TypeError(f"a state's dicts are keyed by texts or numbers, got {type(key).__name__}")
+    return key
 
 
 def unpack(packed: Any, tensors: Mapping[str, Tensor], like: Any) -> Any:
@@ -79,4 +85,5 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor], like: Any) -> Any:
         return type(like)(
             **{name: unpack(item, tensors, getattr(like, name)) for name, item in packed["fields"].items()}
         )
-    return {unpack(key, tensors, None): unpack(item, tensors, None) for key, item in packed["items"]}
+    kinds = like if isinstance(like, Mapping) else {}
+    return {key: unpack(item, tensors, kinds.get(key)) for key, item in packed["items"]}

@@ -21,7 +21,7 @@ class Meter:
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)  # peak bytes: of the GPU's memory, or of the process
+    peak_memory: dict[str, int] = field(default_factory=dict)  # bytes: of the GPU's memory, or of the process
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -31,7 +31,7 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # without it the time would be that of launching
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-        self.memory[phase] = max(self.memory.get(phase, 0), self._peak())
+        self.peak_memory[phase] = max(self.peak_memory.get(phase, 0), self._peak())
 
     def _forget_peak(self) -> None:
         if self.device.type == "cuda":

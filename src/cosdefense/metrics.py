@@ -112,7 +112,7 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "confusion": asdict(detection),
         "skipped_rounds": sum(record.skipped is not None for record in rounds),
         "seconds": {phase: sum(record.seconds.get(phase, 0.0) for record in rounds) for phase in phases},
-        "peak_memory": {phase: max(record.memory.get(phase, 0) for record in rounds) for phase in phases},
+        "peak_memory": {phase: max(record.peak_memory.get(phase, 0) for record in rounds) for phase in phases},
     }
 
 

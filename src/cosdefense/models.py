@@ -15,21 +15,27 @@ Norm = Literal["batch", "group"]
 
 def mlp(shape: Shape, n_classes: int, hidden: int = 64) -> nn.Module:
     """One hidden layer."""
+    if hidden < 1:
+        raise ValueError(f"mlp needs a hidden layer of at least 1, got {hidden}")
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, n_classes))
 
 
 def small_cnn(shape: Shape, n_classes: int, width: int = 16) -> nn.Module:
     """Two convolutions and a linear layer, for images as small as 8×8."""
-    channels, height, features = shape[0], shape[1] // 4, shape[2] // 4
+    if width < 1 or min(shape[1:]) < 4:
+        raise ValueError(
+            f"small-cnn needs a width of at least 1 and images of at least 4×4, got {width} and {shape[1:]}"
+        )
+    n_features = 2 * width * (shape[1] // 4) * (shape[2] // 4)
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1),
+        nn.Conv2d(shape[0], width, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(2 * width * height * features, n_classes),
+        nn.Linear(n_features, n_classes),
     )
 
 

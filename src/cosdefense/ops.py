@@ -1,8 +1,9 @@
 """Vector maths shared by the parts; nothing here knows about clients or rounds.
 
-Hostile rows may hold any finite number, so nothing here may overflow, cancel or return NaN for
-finite input. Sums over coordinates run in float64 and in blocks: a float32 norm of eleven million
-coordinates is off by 4e-4, and a float32 square overflows at 1e19.
+Hostile rows may hold any finite number, so nothing here may cancel or return NaN for finite input.
+Sums over coordinates run in float64 and in blocks: a float32 norm of eleven million coordinates is
+off by 4e-4, and a float32 square overflows at 1e19. (Squared distances of float64 rows beyond 1e154
+are infinite: as far away as can be, and still comparable.)
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ def fraction_of(fraction: float, n: int) -> int:
 
 
 def row_norms(rows: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-    """Euclidean length of every row."""
+    """Euclidean length of every row, in float64."""
+    largest = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)
+    for block in _blocks(rows):
+        largest = torch.maximum(largest, block.abs().amax(dim=1, keepdim=True).double())
+    scale = torch.where(largest > 0, largest, 1)  # first, so that no square over- or underflows
     total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for block in _blocks(rows):
-        total += block.double().square().sum(dim=1)
-    return total.sqrt().to(rows.dtype)
+        total += (block.double() / scale).square().sum(dim=1)
+    return total.sqrt() * scale[:, 0]
 
 
 def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
@@ -61,14 +66,15 @@ def trimmed_mean(rows: Float[Tensor, "n k"], trim: int) -> Float[Tensor, " k"]:
 
     By sorting and slicing: "sum minus extremes" loses everything to one outlier of 1e30.
     """
-    return torch.cat([block[trim : len(rows) - trim].mean(dim=0) for block in _sorted_blocks(rows)])
+    kept = (block[trim : len(rows) - trim] for block in _sorted_blocks(rows))
+    return torch.cat([block.mean(dim=0, dtype=torch.float64).to(rows.dtype) for block in kept])
 
 
-def min_max(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Scores mapped onto [0, 1]; all zero when they are all equal."""
+def min_max(scores: Float[Tensor, " n"], tolerance: float = 0.0) -> Float[Tensor, " n"]:
+    """Scores mapped onto [0, 1]; all zero when they all lie within `tolerance` of each other."""
     low, high = scores.min(), scores.max()
     span = high - low
-    return torch.where(span > 0, (scores - low) / torch.where(span > 0, span, 1), 0)
+    return torch.where(span > tolerance, (scores - low) / torch.where(span > tolerance, span, 1), 0)
 
 
 def mean_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -32,6 +33,9 @@ def checked(
             if not known:
                 raise ConfigError(f"{where} takes no options, got {key!r}")
             raise unknown(f"{where}: option", key, known)
+    for key in given:
+        if key not in hints:
+            raise ConfigError(f"{where}: option {key!r} has no type annotation, so it cannot be checked")
     return {key: coerce(value, hints[key], f"{where}.{key}") for key, value in given.items()}
 
 
@@ -68,7 +72,11 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} must be a list, got {value!r}")
         return tuple(coerce(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ConfigError(f"{where} must be a finite number, got {value}")
         return float(value)
     plain = origin or hint
     if isinstance(plain, type) and (not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool)):

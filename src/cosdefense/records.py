@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,7 +31,7 @@ class RoundRecord:
     loss: float | None = None
     attack_success: float | None = None  # and only under attacks that want a particular answer
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
-    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes by phase
+    peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
 
     def to_json(self) -> dict[str, Any]:
         """Only what differs from the defaults; numbers shortened to six digits, truth values as 0 and 1."""
@@ -73,9 +74,12 @@ def read_run(path: Path) -> RunRecord:
     if not path.is_file():
         raise NotARun(f"{path} does not exist; a run's folder holds records.jsonl")
     lines = complete_lines(path)
-    if not lines or "experiment" not in lines[0]:
+    if not lines or not isinstance(lines[0].get("experiment"), dict):
         raise NotARun(f"{path} has no header line; it was not written by cosdefense")
-    rounds = tuple(RoundRecord.from_json(line) for line in lines[1:] if "round" in line)
+    try:
+        rounds = tuple(RoundRecord.from_json(line) for line in lines[1:] if "round" in line)
+    except TypeError as error:
+        raise NotARun(f"{path} holds a round that cannot be read: {error}") from error
     summaries = [line["summary"] for line in lines if "summary" in line]
     return RunRecord(lines[0], rounds, summaries[-1] if summaries else None)
 
@@ -83,11 +87,14 @@ def read_run(path: Path) -> RunRecord:
 def complete_lines(path: Path) -> list[dict[str, Any]]:
     """All lines that were written whole."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except json.JSONDecodeError:
             break  # a crash tears only the last line
+        if not isinstance(line, dict):
+            break
+        lines.append(line)
     return lines
 
 
@@ -95,7 +102,11 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        if math.isnan(value):
+            return None
+        if math.isinf(value):  # JSON knows no infinity
+            return math.copysign(sys.float_info.max, value)
+        return float(f"{value:.6g}")
     if isinstance(value, Mapping):
         return {key: _shortened(item) for key, item in value.items()}
     return [_shortened(item) for item in value]

@@ -18,14 +18,17 @@ import numpy as np
 import torch
 
 from . import __version__
+from .attacks import Attack
 from .catalog import lookup
 from .checkpoint import load_snapshot, save_snapshot, write_atomically
+from .cohort import Cohort, MissingTrustedData, TooFewClients
 from .data.datasets import Dataset
 from .evaluation import evaluate
 from .experiment import Experiment, to_table, to_toml
 from .meter import Meter
 from .metrics import summarize
 from .models import MODELS
+from .ops import fraction_of
 from .options import ConfigError
 from .randomness import derive, generator
 from .records import NotARun, RoundRecord, complete_lines, read_run
@@ -35,6 +38,10 @@ from .task import Task
 
 class ResumedElsewhere(RuntimeWarning):
     """A run goes on with other versions or on another device than it began: its bits may differ."""
+
+
+class NeverReached(UserWarning):
+    """A schedule whose attack or defense never starts."""
 
 
 class RunInUse(RuntimeError):
@@ -49,9 +56,13 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):  # others lack float64, which the rules need
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError("device cuda was asked for, but torch finds no CUDA GPU here")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device {name} was asked for, but torch finds {torch.cuda.device_count()} CUDA GPUs here"
+            )
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False  # TF32 keeps ten bits: too few for the same verdicts as on a CPU
@@ -68,10 +79,10 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
         torch.manual_seed(derive(seed, "model"))
         try:
             model = build(shape=shape, n_classes=dataset.n_classes, **settings)
-        except ValueError as error:
+        except (ValueError, RuntimeError, TypeError) as error:
             raise ConfigError(f"model does not fit dataset {dataset.name}: {error}") from error
     malicious = torch.zeros(cell.data.clients, dtype=torch.bool)
-    n_malicious = round(cell.data.malicious * cell.data.clients)
+    n_malicious = fraction_of(cell.data.malicious, cell.data.clients)
     malicious[torch.randperm(cell.data.clients, generator=generator(seed, "identities"))[:n_malicious]] = True
     try:
         partition = cell.data.partition(
@@ -88,6 +99,35 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
         n_classes=dataset.n_classes,
         trainer=cell.training.trainer,
     )
+
+
+def rehearse(experiment: Experiment, dataset: Dataset) -> None:
+    """Find what only the data reveals, before the first of many runs: an unknown layer, a class that does not exist."""
+    cell = next(experiment.cells())
+    world = build_world(cell, dataset, torch.device("cpu"))
+    clients = torch.arange(cell.training.sampled)
+    updates = torch.zeros(cell.training.sampled, world.task.layout.size)
+    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients)
+    images, labels = world.batches(clients[:1], 1, 1, generator(0))
+    for attack in experiment.attacks:
+        with _named(f"attack {attack.label}"):
+            attack.part.poison(images, labels, world.n_classes, generator(0))
+            attack.part.forge(cohort, clients < 1, attack.part.init())
+        if attack.part != Attack() and experiment.schedule.attack_start >= experiment.training.rounds:
+            warnings.warn("the attack starts after the last round", NeverReached, stacklevel=2)
+    for defense in experiment.defenses:
+        with _named(f"defense {defense.label}"):
+            defense.part(cohort, defense.part.init())
+    if experiment.schedule.defense_start >= experiment.training.rounds:
+        warnings.warn("the defense starts after the last round", NeverReached, stacklevel=2)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TooFewClients, MissingTrustedData) as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def is_finished(folder: Path) -> bool:
@@ -140,7 +180,8 @@ def _run(
                         )
                     record = replace(
                         record, accuracy=measured.accuracy, loss=measured.loss, attack_success=measured.attack_success,
-                        seconds={**record.seconds, **meter.seconds}, memory={**record.memory, **meter.memory},
+                        seconds={**record.seconds, **meter.seconds},
+                        peak_memory={**record.peak_memory, **meter.peak_memory},
                     )  # fmt: skip
                 _append(file, record.to_json())
                 now = round_.after  # only now: a record is never behind its checkpoint
@@ -168,7 +209,7 @@ def record_of(round_: Round) -> RoundRecord:
         skipped=round_.verdict.skipped,
         scores={name: tuple(_or_none(scores)) for name, scores in round_.verdict.evidence.items()},
         seconds=round_.seconds,
-        memory=round_.memory,
+        peak_memory=round_.peak_memory,
     )
 
 
@@ -207,11 +248,11 @@ def _header(cell: Experiment, dataset: Dataset, world: World, device: torch.devi
 
 
 def _warn_if_elsewhere(records: Path, header: Mapping[str, Any]) -> None:
-    before = complete_lines(records)[0] if records.exists() else {}
-    for key in ("device", "versions"):
-        if key in before and before[key] != header[key]:
+    before = (complete_lines(records) if records.exists() else [])[:1] or [{}]
+    for key in ("device", "versions", "dataset"):
+        if key in before[0] and before[0][key] != header[key]:
             warnings.warn(
-                f"{records.parent.name} began with {key} {before[key]} and goes on with {header[key]}: "
+                f"{records.parent.name} began with {key} {before[0][key]} and goes on with {header[key]}: "
                 "its bits may differ from an uninterrupted run's",
                 ResumedElsewhere,
                 stacklevel=4,

@@ -88,8 +88,8 @@ class Snapshot:
 
     next_round: int
     params: Float[Tensor, " d"]
-    memory: State  # the defense's
-    plot: State  # the attackers'
+    defense_state: State
+    attack_state: State
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +102,8 @@ class Round:
     defended: bool
     verdict: Verdict
     after: Snapshot
-    seconds: Mapping[str, float]
-    memory: Mapping[str, int]
+    seconds: Mapping[str, float]  # by phase
+    peak_memory: Mapping[str, int]  # bytes, by phase
 
 
 class Oracle(Filter):
@@ -154,18 +154,18 @@ def simulate(
             trusted_data=world.trusted_data,
         )
         # liars replace what they send
-        plot = now.plot
+        attack_state = now.attack_state
         with meter("attack"):
             if acting:
-                forged, plot = attack.forge(cohort, liars, plot)
+                forged, attack_state = attack.forge(cohort, liars, attack_state)
                 cohort = replace(cohort, updates=torch.where(liars[:, None], forged, updates))
         # the server judges, combines and moves on
         cohort = replace(cohort, seed=derive(seed, "defense", number))
         with meter("defend"):
-            verdict, memory = _judged(defense, cohort, now.memory, schedule.defends(number))
+            verdict, defense_state = _judged(defense, cohort, now.defense_state, schedule.defends(number))
             params = params + verdict.update
-        now = Snapshot(number + 1, params, memory, plot)
-        yield Round(number, clients, liars, schedule.defends(number), verdict, now, meter.seconds, meter.memory)
+        now = Snapshot(number + 1, params, defense_state, attack_state)
+        yield Round(number, clients, liars, schedule.defends(number), verdict, now, meter.seconds, meter.peak_memory)
 
 
 def pixels(images: Pixels) -> Float[Tensor, "m *shape"]:
@@ -187,15 +187,15 @@ def _poisoned(
     return images, labels
 
 
-def _judged(defense: Defense, cohort: Cohort, memory: State, defending: bool) -> tuple[Verdict, State]:
+def _judged(defense: Defense, cohort: Cohort, state: State, defending: bool) -> tuple[Verdict, State]:
     if not defending:
         plain = fedavg()
-        return plain(cohort, plain.init())[0], memory
+        return plain(cohort, plain.init())[0], state
     try:
-        return defense(cohort, memory)
+        return defense(cohort, state)
     except TooFewClients as problem:
         warnings.warn(f"round skipped: {problem}", SkippedRound, stacklevel=3)
-        return Verdict.skip(cohort, str(problem)), memory
+        return Verdict.skip(cohort, str(problem)), state
 
 
 def _initiated(defense: Defense, world: World) -> Defense:

@@ -61,12 +61,15 @@ class Task:
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
         """The gradient in training mode (zero on buffers), and `params` with its buffers refreshed by this batch."""
         tensors = self.layout.unflatten(params)
-        weights = {name: tensors[name] for name, _ in self.training.named_parameters() if name in tensors}
+        weights = {name: tensors[name] for name in self.layout.trainable}
+        others = {**dict(self.training.named_parameters()), **dict(self.training.named_buffers())}
         # Each buffer its own copy, made one per client under vmap by adding a zero of the batch: BatchNorm
         # writes in place, and writes into views of `params` would be lost without an error.
         zero = torch.zeros_like(images.flatten()[0])
         buffers = {
-            name: tensors.get(name, buffer) + zero.to(buffer.dtype) for name, buffer in self.training.named_buffers()
+            name: tensors.get(name, other.detach()) + zero.to(other.dtype)
+            for name, other in others.items()
+            if name not in weights
         }
 
         def loss(weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

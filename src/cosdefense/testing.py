@@ -83,6 +83,7 @@ def check_defense(defense: Defense, *, device: str = "cpu") -> None:
             assert float(verdict.weights[3]) == 0, f"{defense}: a row with {poison} must be rejected"
             assert bool(verdict.update.isfinite().all()), f"{defense}: the update must stay finite"
             _same(verdict.weights[others], expected.weights, f"{defense}: a row with {poison} must not move the others")
+            _close(verdict.update, expected.update, f"{defense}: a row with {poison} must not move the update")
 
 
 def check_attack(attack: Attack, *, device: str = "cpu") -> None:
@@ -107,7 +108,12 @@ def _cohorts(device: str) -> Iterator[Cohort]:
             params[where] = params[where].abs() + 1
             updates[:, where] = updates[:, where].abs()
         clients = torch.randperm(1000, generator=rng)[:n]
-        yield Cohort.of(updates.to(device), params.to(device), LAYOUT, clients.to(device), seed=number)
+        cohort = Cohort.of(updates.to(device), params.to(device), LAYOUT, clients, seed=number)
+        yield cohort
+        if scale == 1.0 and n >= 10:  # and one client that sends absurd numbers
+            yield replace(
+                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], 1e30, cohort.updates)
+            )
 
 
 def _check_dataclass(part: object) -> None:

@@ -63,7 +63,7 @@ def test_almost_a_half_leaves_somebody() -> None:
     assert combined(TrimmedMean(0.49999999999), [1.0, 3.0, 5.0, 7.0]) == 4.0
 
 
-@pytest.mark.parametrize("rule", [Median(), Mean()])
+@pytest.mark.parametrize("rule", [Median(), Mean(), TrimmedMean(0.25)])
 def test_huge_finite_values_stay_finite(rule: Aggregator) -> None:
     assert math.isfinite(combined(rule, [3e38, 3e38, 3e38, 3e38], torch.float32))
 

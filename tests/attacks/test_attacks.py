@@ -90,6 +90,8 @@ def test_label_flip_mistakes_are_named() -> None:
         LabelFlip(source=1)
     with pytest.raises(ValueError, match="differs from its target, got 2 for both"):
         LabelFlip(2, 2)
+    with pytest.raises(ValueError, match="classes from 0 on, got -1 and 2"):
+        LabelFlip(-1, 2)
     with pytest.raises(ValueError, match="classes below 3, got 1 and 7"):
         flip(LabelFlip(1, 7), [0, 1], n_classes=3)
 

@@ -44,9 +44,21 @@ def test_a_norm_that_overflows_float32() -> None:
     assert judgment.updates.tolist() == [pytest.approx([1.0, 0.0])]
 
 
-@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
+def test_a_limit_beyond_float32() -> None:
+    judgment, _ = Clip(1e39)(Cohort.of(torch.tensor([[3.0, 4.0]]), torch.zeros(2), PLANE), None)
+    assert judgment.updates is not None
+    assert judgment.updates.tolist() == [[3.0, 4.0]]
+
+
+@pytest.mark.parametrize("size", [3e38, 1e-40])
+def test_scores_stay_finite(size: float) -> None:
+    judgment, _ = Clip(1.0)(Cohort.of(torch.tensor([[size, size]]), torch.zeros(2), PLANE), None)
+    assert float(judgment.scores[0]) == pytest.approx(size * 2**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan, math.inf])
 def test_mistakes_are_named(max_norm: float) -> None:
-    with pytest.raises(ValueError, match=r"Clip.max_norm must be positive"):
+    with pytest.raises(ValueError, match=r"Clip.max_norm must be positive and finite"):
         Clip(max_norm)
 
 

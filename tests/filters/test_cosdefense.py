@@ -63,6 +63,9 @@ def test_any_layer_by_name() -> None:
     assert judgment.scores.tolist() == pytest.approx([1, 0, 0.0137], abs=1e-3)
     with pytest.raises(ValueError, match=r"layer must be one of \['body', 'head'\], got 'tail'"):
         CosDefense(layer="tail")(cohort, None)
+    buffered = Layout((("w", (1, 1)), ("norm.running_mean", (1,))), "w", 1)
+    with pytest.raises(ValueError, match=r"layer must be one of \['w'\], got 'norm.running_mean'"):
+        CosDefense(layer="norm.running_mean")(Cohort.of(torch.zeros(2, 2), torch.zeros(2), buffered), None)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,18 @@ def test_extreme_sizes_keep_their_direction(size: float) -> None:
     judgment, _ = CosDefense()(cohort, None)
     assert judgment.scores[0] == 1
     assert (judgment.weights != 0).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_copies_of_one_direction_are_equal_whatever_their_length(dtype: torch.dtype) -> None:
+    """Their cosines are equal up to rounding, and rounding is no outlier."""
+    rng = torch.Generator().manual_seed(0)
+    layout = Layout((("head", (10, 128)),), "head", 1280)
+    for _ in range(50):
+        direction, params = torch.randn(2, 1280, generator=rng, dtype=dtype)
+        updates = torch.rand(10, 1, generator=rng, dtype=dtype) * direction
+        judgment, _ = CosDefense()(Cohort.of(updates, params, layout), None)
+        assert bool((judgment.weights != 0).all())
 
 
 def test_bias_is_not_looked_at() -> None:
@@ -116,9 +131,10 @@ def test_slow_twin(heads: list[list[float]], weights: list[float]) -> None:
     scores = [abs(slow_cosine(head, weights)) for head in heads]
     low, high = min(scores), max(scores)
     judgment, _ = CosDefense()(cohort_of(heads, weights), None)
+    if high - low <= 1e-15:
+        assert bool((judgment.weights != 0).all())
     if high - low < 1e-9:
-        assert bool((judgment.weights != 0).all()) or high > low
-        return
+        return  # between equal and different lies rounding
     scores = [(score - low) / (high - low) for score in scores]
     mean = math.fsum(scores) / len(scores)
     assert judgment.scores.tolist() == pytest.approx(scores, abs=1e-6)

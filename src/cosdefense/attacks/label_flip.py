@@ -1,9 +1,9 @@
 """Label flip: train honestly on wrong labels.
 
-Symmetric: Tolpegin, Truex, Gursoy, Liu. Data Poisoning Attacks Against Federated Learning Systems.
-ESORICS 2020 (source → target). https://arxiv.org/abs/2007.08432
-Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning.
-USENIX Security 2020 (c → C − 1 − c). https://arxiv.org/abs/1911.11815
+All classes, c → C − 1 − c: Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust
+Federated Learning. USENIX Security 2020. https://arxiv.org/abs/1911.11815
+One class, source → target: Tolpegin, Truex, Gursoy, Liu. Data Poisoning Attacks Against Federated
+Learning Systems. ESORICS 2020. https://arxiv.org/abs/2007.08432
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class LabelFlip(Attack):
     def __post_init__(self) -> None:
         if (self.source is None) != (self.target is None):
             raise ValueError(f"LabelFlip needs both source and target, or neither, got {self.source} and {self.target}")
+        if self.source is not None and self.target is not None and min(self.source, self.target) < 0:
+            raise ValueError(f"LabelFlip needs classes from 0 on, got {self.source} and {self.target}")
         if self.source is not None and self.source == self.target:
             raise ValueError(f"LabelFlip needs a source that differs from its target, got {self.source} for both")
 

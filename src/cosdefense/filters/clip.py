@@ -5,6 +5,7 @@ Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? 2019.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,8 @@ class Clip(Filter):
     max_norm: float = 2.0  # the value of the CosDefense paper's Clipping-Median
 
     def __post_init__(self) -> None:
-        if not self.max_norm > 0:
-            raise ValueError(f"Clip.max_norm must be positive, got {self.max_norm}")
+        if not 0 < self.max_norm < math.inf:
+            raise ValueError(f"Clip.max_norm must be positive and finite, got {self.max_norm}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         norms = row_norms(cohort.trainable())

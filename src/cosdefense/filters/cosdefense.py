@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -34,12 +35,13 @@ class CosDefense(Filter):
     def __post_init__(self) -> None:
         if self.threshold not in get_args(Threshold):
             raise ValueError(f"CosDefense.threshold must be one of {get_args(Threshold)}, got {self.threshold!r}")
-        if self.k < 0:
+        if not self.k >= 0:
             raise ValueError(f"CosDefense.k must be at least 0, got {self.k}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         updates, weights = cohort.layer(self.layer)
-        scores = min_max(cosine(updates, weights).abs())
+        rounding = 8 * torch.finfo(updates.dtype).eps  # below it, differences between cosines mean nothing
+        scores = min_max(cosine(updates, weights).abs(), tolerance=rounding)
         return Judgment(scores, self._accepted(scores)), state
 
     def _accepted(self, scores: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:

@@ -37,14 +37,13 @@ class Krum(Filter):
         n, f = len(cohort), fraction_of(self.contamination, len(cohort))
         if n <= 2 * f + 2:
             raise TooFewClients(f"Krum needs more than {2 * f + 2} clients to tolerate {f} attackers, got {n}")
-        scores = krum_scores(cohort.trainable(), n_neighbors=n - f - 2)
+        scores = nearest_sums(squared_distances(cohort.trainable()), n_neighbors=n - f - 2)
         keep = min(self.keep or n - f, n)
         worst_kept = scores.sort().values[keep - 1]
         return Judgment(scores, scores <= worst_kept), state
 
 
-def krum_scores(rows: Float[Tensor, "n k"], n_neighbors: int) -> Float[Tensor, " n"]:
-    """Sum of squared distances to the nearest rows, the row itself excluded."""
-    distances = squared_distances(rows)
-    distances.fill_diagonal_(torch.inf)
-    return distances.sort(dim=1).values[:, :n_neighbors].sum(dim=1)
+def nearest_sums(distances: Float[Tensor, "n n"], n_neighbors: int) -> Float[Tensor, " n"]:
+    """For every row, the sum of its distances to the nearest others."""
+    others = distances.clone().fill_diagonal_(torch.inf)
+    return others.sort(dim=1).values[:, :n_neighbors].sum(dim=1)
