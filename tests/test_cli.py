@@ -114,7 +114,7 @@ def test_data_where(folder: Path) -> None:
         (("run", "tiny.toml", "--device", "meta"), 2, "device must be auto, cpu or cuda, got 'meta'"),
         (("run", "tiny.toml", "--set", "training.lr=inf"), 2, "training.lr must be a finite number, got inf"),
         (("run", "tiny.toml", "--set", 'defenses=[{name="cosdefense", layer="x"}]'), 2, "layer must be one of"),
-        (("run", "tiny.toml", "--out", "tiny.toml"), 1, "tiny.toml"),
+        (("run", "tiny.toml", "--out", "tiny.toml"), 2, "tiny.toml"),
         (("report", "nowhere"), 2, "nowhere holds no run"),
         (("report", "tiny.toml"), 1, "has no header line"),
         (("list", "everything"), 2, "everything"),

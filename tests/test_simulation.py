@@ -32,7 +32,7 @@ def measured(world: World, last: Round, attack: Attack = Attack()) -> Evaluation
 @pytest.fixture(scope="module")
 def clean_accuracy() -> float:
     world = digits_world()
-    return measured(world, run(world, Attack(), recipe("fedavg"), rounds=80)[-1]).accuracy
+    return measured(world, run(world, Attack(), recipe("fedavg"))[-1]).accuracy
 
 
 def test_honest_clients_learn(clean_accuracy: float) -> None:
@@ -57,7 +57,7 @@ def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
 def test_every_attack_reaches_the_server(attack: Attack, loss_of_accuracy: float, clean_accuracy: float) -> None:
     """It lowers the accuracy of the plain mean. (Label flips by 30 % of clients hurt the mean only a little.)"""
     world = digits_world()
-    attacked = measured(world, run(world, attack, recipe("fedavg"), rounds=80)[-1]).accuracy
+    attacked = measured(world, run(world, attack, recipe("fedavg"))[-1]).accuracy
     assert attacked < clean_accuracy - loss_of_accuracy
 
 
