@@ -14,7 +14,8 @@ from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
 from cosdefense.data import load
 from cosdefense.experiment import Experiment, from_table
 from cosdefense.experiment import load as load_experiment
-from cosdefense.running import build_world, choose_device, run
+from cosdefense.preparation import build_world, choose_device
+from cosdefense.running import run
 from cosdefense.simulation import Round, Snapshot, World, simulate
 from cosdefense.testing import check_aggregator, check_attack, check_filter
 
@@ -39,7 +40,8 @@ def test_attacks_keep_the_contract(name: str) -> None:
 
 
 def cell(defense: str) -> Experiment:
-    return load_experiment(MNIST, [f'defenses=[{{name="{defense}"}}]', "schedule={attack_start=5, defense_start=5}"])
+    changes = [f'defenses=[{{name="{defense}"}}]', "schedule={attack_start=5, defense_start=5}", "seeds=[0]"]
+    return load_experiment(MNIST, changes)
 
 
 def rounds_of(world: World, experiment: Experiment, rounds: int, resume: Snapshot | None = None) -> Iterator[Round]:

@@ -94,7 +94,7 @@ def test_nobody_left_keeps_the_model_and_says_so() -> None:
     assert verdict.skipped == "every client was rejected"
     assert state == (2, None)
     verdict, state = defense(cohort_of([math.nan, math.nan]), state)
-    assert verdict.skipped == "every client was rejected"
+    assert verdict.skipped == "no client sent finite numbers"
     assert state == (2, None)
 
 

@@ -32,8 +32,9 @@ ROOMS = (
     {"catalog"},
     {"testing", "simulation"},
     {"evaluation", "checkpoint", "report"},
-    {"experiment"},
-    {"running", "console"},
+    {"experiment", "journal"},
+    {"preparation", "console"},
+    {"running"},
     {"cli", "__main__"},
 )
 

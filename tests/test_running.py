@@ -17,18 +17,11 @@ from safetensors import safe_open
 from cosdefense.checkpoint import DamagedCheckpoint, save_snapshot, write_atomically
 from cosdefense.data import load as load_data
 from cosdefense.experiment import Experiment, from_table, to_toml
+from cosdefense.journal import ResumedElsewhere, RunInUse, is_finished
 from cosdefense.options import ConfigError
+from cosdefense.preparation import NeverReached, build_world, choose_device, rehearse
 from cosdefense.records import NotARun, RoundRecord, read_run
-from cosdefense.running import (
-    NeverReached,
-    ResumedElsewhere,
-    RunInUse,
-    build_world,
-    choose_device,
-    is_finished,
-    rehearse,
-    run,
-)  # fmt: skip
+from cosdefense.running import run
 
 CPU = torch.device("cpu")
 TABLE = {

@@ -23,11 +23,13 @@ from .checkpoint import DamagedCheckpoint
 from .data import DataError, datasets
 from .data.partition import PARTITIONS
 from .experiment import Experiment, load
+from .journal import RunInUse, is_finished
 from .models import MODELS
 from .options import ConfigError
+from .preparation import choose_device, rehearse
 from .records import NotARun, RunRecord, read_run
 from .report import MissingReportExtra, Report, write_report
-from .running import RunInUse, choose_device, is_finished, rehearse, run
+from .running import run
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."

@@ -87,7 +87,8 @@ class Defense:
                 cohort = replace(cohort, updates=judgment.updates)
             cohort, standing = _execute(judgment.weights, cohort, standing)
         if len(cohort) == 0:
-            return Verdict.skip(everybody, "every client was rejected", evidence), (*memories, last)
+            why = "every client was rejected" if evidence else "no client sent finite numbers"
+            return Verdict.skip(everybody, why, evidence), (*memories, last)
         update, last = self.aggregator(cohort, last)
         update = _keep_variances_positive(update, everybody)
         weights = _spread(cohort.weights, standing, everybody, fill=0.0)

@@ -1,0 +1,107 @@
+"""Everything before the first round: the device, the world that a seed decides, and a rehearsal."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from .attacks import Attack
+from .catalog import lookup
+from .cohort import Cohort, MissingTrustedData, TooFewClients
+from .data.datasets import Dataset
+from .experiment import Experiment
+from .models import MODELS
+from .ops import fraction_of
+from .options import ConfigError
+from .randomness import derive, generator
+from .simulation import World
+from .task import Task
+
+
+class NeverReached(UserWarning):
+    """A schedule whose attack or defense never starts."""
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device to train on, set up so that the same seed gives the same bits."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):  # others lack float64, which the rules need
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device {name} was asked for, but torch finds {torch.cuda.device_count()} CUDA GPUs here"
+            )
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False  # TF32 keeps ten bits: too few for the same verdicts as on a CPU
+    return device
+
+
+def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> World:
+    """Who owns what, who lies, and what they train: decided by the seed alone."""
+    (seed,) = cell.seeds
+    settings = dict(cell.model)
+    build = lookup(MODELS, settings.pop("name"), "model")
+    shape = tuple(dataset.train_images.shape[1:])
+    with torch.random.fork_rng([]):
+        torch.manual_seed(derive(seed, "model"))
+        try:
+            model = build(shape=shape, n_classes=dataset.n_classes, **settings)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise ConfigError(f"model does not fit dataset {dataset.name}: {error}") from error
+    malicious = torch.zeros(cell.data.clients, dtype=torch.bool)
+    n_malicious = fraction_of(cell.data.malicious, cell.data.clients)
+    malicious[torch.randperm(cell.data.clients, generator=generator(seed, "identities"))[:n_malicious]] = True
+    try:
+        partition = cell.data.partition(
+            dataset.train_labels, dataset.n_classes, cell.data.clients, derive(seed, "partition")
+        )
+    except ValueError as error:
+        raise ConfigError(f"data.partition: {error}") from error
+    return World(
+        task=Task.of(model.to(device), mean=dataset.mean, std=dataset.std),
+        images=dataset.train_images.to(device),
+        labels=dataset.train_labels.to(device),
+        partition=partition,
+        malicious=malicious,
+        n_classes=dataset.n_classes,
+        trainer=cell.training.trainer,
+    )
+
+
+def rehearse(experiment: Experiment, dataset: Dataset) -> None:
+    """Find what only the data reveals, before the first of many runs: an unknown layer, a class that does not exist."""
+    cell = next(experiment.cells())
+    world = build_world(cell, dataset, torch.device("cpu"))
+    clients = torch.arange(cell.training.sampled)
+    updates = torch.zeros(cell.training.sampled, world.task.layout.size)
+    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients)
+    images, labels = world.batches(clients[:1], 1, 1, generator(0))
+    for attack in experiment.attacks:
+        with _named(f"attack {attack.label}"):
+            attack.part.poison(images, labels, world.n_classes, generator(0))
+            attack.part.forge(cohort, clients < 1, attack.part.init())
+        if attack.part != Attack() and experiment.schedule.attack_start >= experiment.training.rounds:
+            warnings.warn("the attack starts after the last round", NeverReached, stacklevel=2)
+    for defense in experiment.defenses:
+        with _named(f"defense {defense.label}"):
+            defense.part(cohort, defense.part.init())
+    if experiment.schedule.defense_start >= experiment.training.rounds:
+        warnings.warn("the defense starts after the last round", NeverReached, stacklevel=2)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TooFewClients, MissingTrustedData) as error:
+        raise ConfigError(f"{what}: {error}") from error
