@@ -57,7 +57,9 @@ def test_version_and_help(folder: Path) -> None:
     for command in ("demo", "run", "report", "list", "data"):
         assert command in shown.stdout
     assert "Exit codes" in shown.stdout
-    assert "--set" in cosdefense_("run", "--help", cwd=folder).stdout
+    taught = cosdefense_("run", "--help", cwd=folder).stdout
+    for words in ("--set", "An experiment as TOML", "Example: cosdefense run"):
+        assert words in taught
 
 
 def test_run_then_run_again_then_report(folder: Path) -> None:

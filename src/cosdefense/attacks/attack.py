@@ -14,7 +14,7 @@ from ..defense import State
 
 @dataclass(frozen=True)
 class Attack:
-    """Both halves default to "do nothing"; an attack overrides one, or both. When it acts is not its business."""
+    """Nobody lies: both halves do nothing. An attack overrides one, or both; when it acts is not its business."""
 
     def init(self) -> State:
         """What the attackers remember before the first round."""
