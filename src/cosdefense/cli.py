@@ -226,10 +226,9 @@ def _show(runs: list[RunRecord], as_json: bool, written: Report | None = None) -
     for run_ in runs:
         if run_.summary and run_.summary["skipped_rounds"]:
             reasons = sorted({record.skipped for record in run_.rounds if record.skipped})
+            which = f"{run_.label} under {run_.header['attack']}, seed {run_.header['seed']}"
             count = f"{run_.summary['skipped_rounds']} of {len(run_.rounds)} rounds left the model as it was"
-            console.err.print(
-                f"{run_.label}, seed {run_.header['seed']}: {count} ({'; '.join(reasons)})", soft_wrap=True
-            )
+            console.err.print(f"{which}: {count} ({'; '.join(reasons)})", soft_wrap=True)
     if written:
         _show_report(written, as_json)
 

@@ -72,7 +72,7 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
     if several_attacks:
         table.add_column("attack")
     table.add_column("defense", no_wrap=True)  # the name is what the row is about
-    for title in ("final accuracy", "mean of last tenth", "malicious rejected", "honest rejected"):
+    for title in ("final accuracy, %", "mean of last tenth, %", "malicious rejected, %", "honest rejected, %"):
         table.add_column(title, justify="right")
     keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")
     groups: dict[tuple[str, str], list[RunRecord]] = {}
@@ -86,6 +86,7 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
 
 def _spread(values: list[float | None]) -> str:
     known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return percent(known[0] if known else None)
-    return f"{100 * statistics.mean(known):.1f} ± {100 * statistics.stdev(known):.1f} %"
+    if not known:
+        return "–"
+    spread = f" ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else ""
+    return f"{100 * statistics.mean(known):.1f}{spread}"
