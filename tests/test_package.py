@@ -33,7 +33,7 @@ ROOMS = (
     {"testing", "simulation"},
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
-    {"preparation", "console"},
+    {"preparation", "console", "listing"},
     {"running"},
     {"cli", "__main__"},
 )

@@ -48,24 +48,31 @@ def recipe(name: str, **options: Any) -> Defense:
 def build_defense(table: Mapping[str, Any]) -> Defense:
     """A defense from `{name = "krum"}`, or spelled out: `{filters = [{name = "clip"}], aggregator = {name = …}}`."""
     if "name" in table:
-        return _build(RECIPES, table, Defense)
+        return build(RECIPES, table, Defense)
     given = checked(_composition, table, "defense")
-    filters = tuple(_build(FILTERS, part, Filter) for part in given.get("filters", ()))  # type: ignore[type-abstract]
+    filters = tuple(build(FILTERS, part, Filter) for part in given.get("filters", ()))  # type: ignore[type-abstract]
     aggregator = given.get("aggregator", {"name": "mean"})
-    return Defense(filters, _build(AGGREGATORS, aggregator, Aggregator))  # type: ignore[type-abstract]
+    return Defense(filters, build(AGGREGATORS, aggregator, Aggregator))  # type: ignore[type-abstract]
 
 
 def build_attack(table: Mapping[str, Any]) -> Attack:
     """An attack from `{name = "inner-product", epsilon = 5.0}`."""
-    return _build(ATTACKS, table, Attack)
+    return build(ATTACKS, table, Attack)
 
 
 def describe(part: Defense | Filter | Aggregator | Attack) -> dict[str, Any]:
     """The table that builds this very part, every option written out."""
     if isinstance(part, Defense):
         return {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
+    return describe_by({**FILTERS, **AGGREGATORS, **ATTACKS}, part)
+
+
+def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
+    """The table for a dataclass that `known` has a name for, or else its import path."""
+    kind = type(part)
+    name = next((name for name, entry in known.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
     options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
-    return {"name": _name_of(type(part)), **{key: "none" if value is None else value for key, value in options.items()}}
+    return {"name": name, **{key: "none" if value is None else value for key, value in options.items()}}
 
 
 def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
@@ -90,19 +97,14 @@ def _composition(filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any]
     """The keys of a defense that is spelled out; only its signature is used."""
 
 
-def _build(known: Mapping[str, Callable[..., T]], table: Mapping[str, Any], needed: type[T]) -> T:
+def build(known: Mapping[str, Callable[..., T]], table: object, needed: type[T], where: str = "") -> T:
+    """What the table names, called with the rest of the table. `where` is the key it stands under, if not its kind."""
     kind = needed.__name__.lower()
-    table = coerce(table, Mapping, kind)
-    if "name" not in table:
-        raise ConfigError(f"{kind} needs a name: one of {', '.join(sorted(known))}, or package.module:Class")
-    options = {key: value for key, value in table.items() if key != "name"}
-    part = call(lookup(known, table["name"], kind), options, f"{kind} {table['name']}")
+    options: dict[str, Any] = dict(coerce(table, Mapping, where or kind))
+    if "name" not in options:
+        raise ConfigError(f"{where or kind} needs a name: one of {', '.join(sorted(known))}, or package.module:Class")
+    name = options.pop("name")
+    part = call(lookup(known, name, kind), options, f"{kind} {name}")
     if not isinstance(part, needed):
-        raise ConfigError(f"{kind} {table['name']!r} must give a {needed.__name__}, got {type(part).__name__}")
+        raise ConfigError(f"{kind} {name!r} must give a {needed.__name__}, got {type(part).__name__}")
     return part
-
-
-def _name_of(kind: type) -> str:
-    known: dict[str, Any] = {**FILTERS, **AGGREGATORS, **ATTACKS}
-    names = [name for name, entry in known.items() if entry is kind]
-    return names[0] if names else f"{kind.__module__}:{kind.__qualname__}"

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
 from contextlib import closing
-from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
 
-from . import __version__, console
-from .catalog import AGGREGATORS, ATTACKS, FILTERS, RECIPES
+from . import __version__, console, listing
 from .checkpoint import DamagedCheckpoint
-from .data import DataError, datasets
-from .data.partition import PARTITIONS
+from .data import DATASETS, DataError, datasets
 from .experiment import Experiment, load
 from .journal import RunInUse, is_finished
-from .models import MODELS
 from .options import ConfigError
 from .preparation import choose_device, rehearse
 from .records import NotARun, RunRecord, read_run
-from .report import MissingReportExtra, Report, write_report
+from .report import MissingReportExtra, write_report
 from .running import run
 
 EPILOG = (
@@ -54,26 +46,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
 
 
-class Kind(StrEnum):
-    defenses = "defenses"
-    filters = "filters"
-    aggregators = "aggregators"
-    attacks = "attacks"
-    datasets = "datasets"
-    models = "models"
-    partitions = "partitions"
-
-
-LISTED: dict[Kind, Mapping[str, Callable[..., Any]]] = {
-    Kind.defenses: RECIPES,
-    Kind.filters: FILTERS,
-    Kind.aggregators: AGGREGATORS,
-    Kind.attacks: ATTACKS,
-    Kind.models: MODELS,
-    Kind.partitions: PARTITIONS,
-}
-
-
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if show:
@@ -93,7 +65,7 @@ def demo(
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
     torch.set_num_threads(1)  # the model is tiny; and one thread gives the same bits on any number of cores
     runs = _run_all(experiment, out, device, None)
-    _show(runs, as_json, write_report(runs, out / experiment.name, experiment.name))
+    console.show_runs(runs, as_json, write_report(runs, out / experiment.name, experiment.name))
 
 
 @app.command("run", epilog="Example: cosdefense run experiments/mnist-ipm-300.toml --set training.rounds=200")
@@ -110,7 +82,7 @@ def run_file(
     """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
     experiment = load(file, changes or ())
     runs = _run_all(experiment, out, device, data_dir)
-    _show(runs, as_json)
+    console.show_runs(runs, as_json)
     console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)
 
 
@@ -123,26 +95,23 @@ def report(
     """Write PNG figures and one HTML page that works offline."""
     read = [read_run(path) for folder in runs for path in _records_below(folder)]
     folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
-    _show_report(write_report(read, folder, str(read[0].header["experiment"].get("name", runs[0].name))), as_json)
+    console.show_report(
+        write_report(read, folder, str(read[0].header["experiment"].get("name", runs[0].name))), as_json
+    )
 
 
 @app.command("list", epilog="Example: cosdefense list attacks")
 def list_parts(
-    kind: Annotated[Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
+    kind: Annotated[listing.Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
     as_json: Json = False,
 ) -> None:
     """What there is, with options and defaults."""
-    kinds = [kind] if kind else list(Kind)
+    kinds = [kind] if kind else list(listing.Kind)
     if as_json:
-        _print_json({str(kind): _entries(kind) for kind in kinds})
+        console.print_json({str(kind): listing.entries(kind) for kind in kinds})
         return
     for kind in kinds:
-        table = Table(title=str(kind), title_justify="left", show_lines=False)
-        for column in ("name", "what", "options"):
-            table.add_column(column)
-        for entry in _entries(kind):
-            table.add_row(entry["name"], entry["what"], ", ".join(f"{k} = {v!r}" for k, v in entry["options"].items()))
-        console.out.print(table)
+        console.out.print(listing.table(kind))
 
 
 @data_app.command()
@@ -156,7 +125,7 @@ def fetch(
         progress = console.download_progress(bars)
         found = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
     if as_json:
-        _print_json(found)
+        console.print_json(found)
         return
     for name, path in found.items():
         console.out.print(f"{name}: {path}", soft_wrap=True)
@@ -169,9 +138,9 @@ def where(
     as_json: Json = False,
 ) -> None:
     """Say from where each dataset would be read."""
-    found = {name: datasets.where(name, data_dir) for name in names or datasets.DATASETS}
+    found = {name: datasets.where(name, data_dir) for name in names or DATASETS}
     if as_json:
-        _print_json({name: path and str(path) for name, path in found.items()})
+        console.print_json({name: path and str(path) for name, path in found.items()})
         return
     for name, path in found.items():
         console.out.print(f"{name}: {path or 'not found; cosdefense data fetch ' + name}", soft_wrap=True)
@@ -215,40 +184,6 @@ def _cell_label(cell: Experiment, experiment: Experiment) -> str:
     return " · ".join((defense.label, *attacks, *seeds))
 
 
-def _show(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:
-    if as_json:
-        rows = [
-            {key: run.header[key] for key in ("attack", "defense", "seed")} | {"summary": run.summary} for run in runs
-        ]
-        _print_json({"runs": rows} | (_paths(written) if written else {}))
-        return
-    console.out.print(console.results_table(runs))
-    for run_ in runs:
-        if run_.summary and run_.summary["skipped_rounds"]:
-            reasons = sorted({record.skipped for record in run_.rounds if record.skipped})
-            which = f"{run_.label} under {run_.header['attack']}, seed {run_.header['seed']}"
-            count = f"{run_.summary['skipped_rounds']} of {len(run_.rounds)} rounds left the model as it was"
-            console.err.print(f"{which}: {count} ({'; '.join(reasons)})", soft_wrap=True)
-    if written:
-        _show_report(written, as_json)
-
-
-def _show_report(written: Report, as_json: bool) -> None:
-    if as_json:
-        _print_json(_paths(written))
-        return
-    for path in (*written.figures, written.page):
-        console.out.print(f"wrote {path}", soft_wrap=True)
-
-
-def _paths(written: Report) -> dict[str, Any]:
-    return {"page": str(written.page), "figures": [str(path) for path in written.figures]}
-
-
-def _print_json(content: object) -> None:
-    print(json.dumps(content))  # noqa: T201 (rich would wrap it)
-
-
 def _records_below(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
@@ -256,24 +191,6 @@ def _records_below(folder: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{folder} holds no run (no records.jsonl in it or below)")
     return found
-
-
-def _entries(kind: Kind) -> list[dict[str, Any]]:
-    if kind is Kind.datasets:
-        return [{"name": name, "what": spec.description, "options": {}} for name, spec in datasets.DATASETS.items()]
-    return [
-        {"name": name, "what": _first_line(target), "options": _options(target)}
-        for name, target in LISTED[kind].items()
-    ]
-
-
-def _first_line(target: Callable[..., Any]) -> str:
-    return (inspect.getdoc(target) or "").splitlines()[0]
-
-
-def _options(target: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(target).parameters
-    return {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

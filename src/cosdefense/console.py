@@ -1,7 +1,8 @@
-"""What a person sees while runs go on, and the table at the end."""
+"""What a person sees while runs go on, and the results at the end; for machines the same as JSON."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .records import RoundRecord, RunRecord
+from .report import Report
 
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
 out = Console(highlight=False, markup=False)  # results
@@ -62,6 +64,42 @@ def download_progress(bars: Progress) -> Any:
         bars.update(tasks[description], completed=done, total=total)
 
     return report
+
+
+def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:
+    """The results: a table and what there is to say about it, or JSON for machines."""
+    if as_json:
+        rows = [
+            {key: run.header[key] for key in ("attack", "defense", "seed")} | {"summary": run.summary} for run in runs
+        ]
+        print_json({"runs": rows} | (_paths(written) if written else {}))
+        return
+    out.print(results_table(runs))
+    for run in runs:
+        if run.summary and run.summary["skipped_rounds"]:
+            reasons = sorted({record.skipped for record in run.rounds if record.skipped})
+            which = f"{run.label} under {run.header['attack']}, seed {run.header['seed']}"
+            count = f"{run.summary['skipped_rounds']} of {len(run.rounds)} rounds left the model as it was"
+            err.print(f"{which}: {count} ({'; '.join(reasons)})", soft_wrap=True)
+    if written:
+        show_report(written, as_json)
+
+
+def show_report(written: Report, as_json: bool) -> None:
+    """Where the report lies."""
+    if as_json:
+        print_json(_paths(written))
+        return
+    for path in (*written.figures, written.page):
+        out.print(f"wrote {path}", soft_wrap=True)
+
+
+def _paths(written: Report) -> dict[str, Any]:
+    return {"page": str(written.page), "figures": [str(path) for path in written.figures]}
+
+
+def print_json(content: object) -> None:
+    print(json.dumps(content))  # noqa: T201 (rich would wrap it)
 
 
 def results_table(runs: Sequence[RunRecord]) -> Table:

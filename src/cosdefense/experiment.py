@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 import tomli_w
 
 from .attacks import Attack
-from .catalog import build_attack, build_defense, describe, lookup
+from .catalog import build, build_attack, build_defense, describe, describe_by, lookup
 from .client import LocalSGD
-from .data.datasets import DATASETS
+from .data import DATASETS
 from .data.partition import PARTITIONS, LabelSkew, Partition
 from .defense import Defense
 from .models import MODELS
@@ -173,10 +173,10 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         built["training"] = call(Training, coerce(table["training"], Mapping, "training"), "training")
     if "schedule" in table:
         built["schedule"] = call(Schedule, coerce(table["schedule"], Mapping, "schedule"), "schedule")
-    for kind, build in (("attacks", build_attack), ("defenses", build_defense)):
+    for kind, build_part in (("attacks", build_attack), ("defenses", build_defense)):
         if kind in table:
             entries = coerce(table[kind], tuple[Mapping[str, Any], ...], kind)
-            parts = [build(_without(entry, "label")) for entry in entries]  # first: labels rely on their checks
+            parts = [build_part(_without(entry, "label")) for entry in entries]  # first: labels rely on their checks
             built[kind] = tuple(Entry(_label(entry), part) for entry, part in zip(entries, parts, strict=True))
     if "seeds" in table:
         built["seeds"] = coerce(table["seeds"], tuple[int, ...], "seeds")
@@ -188,10 +188,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
 def to_table(experiment: Experiment) -> dict[str, Any]:
     """The nested tables again, every option written out."""
     data = {field.name: getattr(experiment.data, field.name) for field in fields(Data)}
-    names = {kind: name for name, kind in PARTITIONS.items()}
-    kind = type(experiment.data.partition)
-    name = names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
-    data["partition"] = {"name": name, **asdict(experiment.data.partition)}  # type: ignore[call-overload]
+    data["partition"] = describe_by(PARTITIONS, experiment.data.partition)
     return {
         "name": experiment.name,
         "seeds": list(experiment.seeds),
@@ -211,11 +208,7 @@ def to_toml(experiment: Experiment) -> str:
 def _data(table: Mapping[str, Any]) -> Data:
     given = dict(table)
     if "partition" in given:
-        partition = coerce(given["partition"], Mapping, "data.partition")
-        if "name" not in partition:
-            raise ConfigError(f"data.partition needs a name: one of {', '.join(sorted(PARTITIONS))}")
-        kind = lookup(PARTITIONS, partition["name"], "partition")
-        given["partition"] = call(kind, _without(partition, "name"), f"partition {partition['name']}")
+        given["partition"] = build(PARTITIONS, given["partition"], Partition, "data.partition")  # type: ignore[type-abstract]
     data: Data = call(Data, given, "data")
     return data
 
@@ -224,10 +217,10 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The model's name and all its options, defaults included."""
     if "name" not in table:
         raise ConfigError(f"model needs a name: one of {', '.join(sorted(MODELS))}, or package.module:function")
-    build = lookup(MODELS, table["name"], "model")
+    make = lookup(MODELS, table["name"], "model")
     reserved = ("shape", "n_classes")
-    given = checked(build, _without(table, "name"), f"model {table['name']}", reserved)
-    parameters = inspect.signature(build).parameters
+    given = checked(make, _without(table, "name"), f"model {table['name']}", reserved)
+    parameters = inspect.signature(make).parameters
     for name in reserved:
         if name not in parameters:
             raise ConfigError(f"model {table['name']} must take {' and '.join(reserved)}, got {', '.join(parameters)}")

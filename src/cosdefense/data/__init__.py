@@ -1,6 +1,7 @@
 """Datasets: found on disk or downloaded, verified, read."""
 
-from .datasets import DATASETS, Dataset, Specification, fetch, load, where
+from .datasets import Dataset, fetch, load, where
 from .formats import DataError, Progress
+from .specifications import DATASETS, Specification
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Progress", "Specification", "fetch", "load", "where"]
