@@ -71,3 +71,24 @@ def test_the_commands_named_exist() -> None:
     assert {"run", "report"} <= named <= known
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
+
+
+def test_the_commands_of_the_readme_run_as_written(tmp_path: Path) -> None:
+    """All but make and activating the environment, which this test already runs in."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if line.startswith("cosdefense ")]
+    assert len(commands) >= 4
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "runs" / "krum-variants" / "report.html").exists()

@@ -109,7 +109,8 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
     table = Table(caption=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None)
     if several_attacks:
         table.add_column("attack")
-    table.add_column("defense", no_wrap=True)  # the name is what the row is about
+    longest = min(20, max(len(run.header["defense"]) for run in runs))  # a long name must not squeeze the numbers
+    table.add_column("defense", min_width=longest, max_width=longest, overflow="fold")
     for title in ("final accuracy, %", "mean of last tenth, %", "malicious rejected, %", "honest rejected, %"):
         table.add_column(title, justify="right")
     keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")

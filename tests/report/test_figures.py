@@ -137,6 +137,18 @@ def test_scores_are_binned_without_losing_any() -> None:
     assert min(row["round"] for row in rows if row["who"] == "malicious") >= ATTACK_START
 
 
+@pytest.mark.parametrize("largest", [0.0, 1e6])
+def test_rounds_in_which_every_score_is_zero(largest: float) -> None:
+    """Krum told of too many attackers has no neighbours to sum: scores of zero, which no logarithm takes."""
+    run = make_run(rounds=100)
+    rounds = tuple(
+        replace(record, scores={"krum": (0.0 if record.round < 50 else largest,) * len(record.clients)})
+        for record in run.rounds
+    )
+    figure = figures([replace(run, rounds=rounds)])["scores"]
+    assert figure.png().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(("factor", "kind"), [(1.0, None), (1e6, "log")])
 def test_scores_of_very_different_size_get_a_logarithmic_axis(factor: float, kind: str | None) -> None:
     run = make_run(rounds=100)

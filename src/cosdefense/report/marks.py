@@ -52,13 +52,10 @@ def share_axis(key: str, title: str) -> alt.Y:
 
 
 def score_axis(key: str, rows: Sequence[Row]) -> alt.Y:
-    """Logarithmic where scores are of very different size; what is below the lowest mean's third is cut off."""
-    low, least, high = (
-        min(row["low"] for row in rows),
-        min(row["mean"] for row in rows),
-        max(row["high"] for row in rows),
-    )
-    if not 0 <= low <= 50 * least < high:
+    """Logarithmic where scores are of very different size; what is below a third of the lowest positive mean is cut."""
+    low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    least = min((row["mean"] for row in rows if row["mean"] > 0), default=high)  # ties can make whole bins zero
+    if low < 0 or high <= 50 * least:
         return alt.Y(f"{key}:Q", title="score", scale=alt.Scale(zero=False))
     bottom = max(low, least / 3)
     powers = [10.0**power for power in range(ceil(log10(bottom)), floor(log10(high)) + 1)]
