@@ -109,8 +109,8 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
     table = Table(caption=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None)
     if several_attacks:
         table.add_column("attack")
-    longest = min(20, max(len(run.header["defense"]) for run in runs))  # a long name must not squeeze the numbers
-    table.add_column("defense", min_width=longest, max_width=longest, overflow="fold")
+    short = max(len(run.header["defense"]) for run in runs) <= 20  # only then may a name squeeze the numbers
+    table.add_column("defense", no_wrap=short)
     for title in ("final accuracy, %", "mean of last tenth, %", "malicious rejected, %", "honest rejected, %"):
         table.add_column(title, justify="right")
     keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")
