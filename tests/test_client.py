@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cosdefense.client import ClientHook, LocalSGD, _train_batched, _train_in_turn, train_clients
+from cosdefense import ClientHook, Layout
+from cosdefense.client import LocalSGD, _train_batched, _train_in_turn, train_clients
+from cosdefense.defense import Loss
 from cosdefense.models import mlp, paper_cnn, resnet18, small_cnn
 from cosdefense.task import Task
 
@@ -98,11 +100,11 @@ def test_frozen_parameters_stay_as_they_are() -> None:
 class Spy(ClientHook):
     """Brightens images, and adds the previous gradient to the parameters."""
 
-    def batch(self, task: Task, params: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, loss: Loss, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return images + 0.5, labels
 
-    def step(self, params: Tensor, gradient: Tensor, previous: Tensor) -> Tensor:
-        return params + previous
+    def step(self, params: Tensor, gradient: Tensor, previous: Tensor | None, layout: Layout, lr: float) -> Tensor:
+        return params if previous is None else params + previous
 
 
 def test_hooks_see_every_batch_and_step() -> None:

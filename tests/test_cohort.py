@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosdefense import Cohort, Layout, MissingTrustedData
+from cosdefense import Cohort, Layout, MissingTrustedData, TrustedData
 
 LAYOUT = Layout((("body", (3,)), ("head", (2, 1)), ("norm.running_mean", (2,))), "head", 5)
 
@@ -52,12 +52,16 @@ def test_trusted_data() -> None:
     with pytest.raises(MissingTrustedData, match="clean data of the server's own"):
         _ = cohort().trusted
 
-    class Mine:
-        def update(self, params: Tensor) -> Tensor:
+    class Mine(TrustedData):
+        def update(self, params: Tensor, seed: int) -> Tensor:
             return params
 
     mine = Mine()
     assert Cohort.of(torch.zeros(1, 7), torch.zeros(7), LAYOUT, trusted_data=mine).trusted is mine
+    with pytest.raises(MissingTrustedData, match="test models on clean data"):  # what it does not offer is refused
+        mine.predict(torch.zeros(7))
+    with pytest.raises(MissingTrustedData, match="a sample of every client's data"):
+        mine.guides(torch.arange(1), torch.zeros(7), 0)
 
 
 @pytest.mark.parametrize(

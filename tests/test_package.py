@@ -14,12 +14,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "cosdefense"
 
 PUBLIC = {
     "cosdefense": {
-        "Aggregator", "Attack", "ClientTable", "Cohort", "Defense", "Filter", "Judgment", "Layout",
-        "MissingTrustedData", "TooFewClients", "TrustedData", "Verdict", "recipe",
+        "Aggregator", "Attack", "ClientHook", "ClientTable", "Cohort", "Defense", "Filter", "Judgment", "Layout",
+        "MissingTrustedData", "Need", "TooFewClients", "TrustedData", "Verdict", "recipe",
     },
     "cosdefense.filters": {"Clip", "CosDefense", "Krum"},
     "cosdefense.aggregators": {"Mean", "Median", "TrimmedMean"},
-    "cosdefense.attacks": {"Attack", "InnerProduct", "LabelFlip", "Noise", "SignFlip"},
+    "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
+    "cosdefense.attacks": {"Attack", "Effort", "InnerProduct", "LabelFlip", "Noise", "SignFlip"},
 }  # fmt: skip
 
 # Each room may import from itself and from the rooms before it.
@@ -27,8 +28,8 @@ ROOMS = (
     {"ops", "layout", "randomness", "options", "records"},
     {"cohort", "memory", "metrics"},
     {"defense"},
-    {"filters", "aggregators", "attacks"},
-    {"recipes", "task", "client", "models", "meter", "data"},
+    {"filters", "aggregators", "hooks", "attacks"},
+    {"recipes", "task", "batches", "client", "trusted", "models", "meter", "data"},
     {"catalog"},
     {"testing", "simulation"},
     {"evaluation", "checkpoint", "report"},

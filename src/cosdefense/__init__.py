@@ -6,7 +6,7 @@ Clients send updates. Filters judge them. An aggregator combines what is left. T
 from .attacks import Attack
 from .catalog import recipe
 from .cohort import Cohort, MissingTrustedData, TooFewClients, TrustedData
-from .defense import Aggregator, Defense, Filter, Judgment, Verdict
+from .defense import Aggregator, ClientHook, Defense, Filter, Judgment, Need, Verdict
 from .layout import Layout
 from .memory import ClientTable
 
@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregator",
     "Attack",
+    "ClientHook",
     "ClientTable",
     "Cohort",
     "Defense",
@@ -22,6 +23,7 @@ __all__ = [
     "Judgment",
     "Layout",
     "MissingTrustedData",
+    "Need",
     "TooFewClients",
     "TrustedData",
     "Verdict",

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from . import recipes
 from .aggregators import Mean, Median, TrimmedMean
 from .attacks import Attack, InnerProduct, LabelFlip, Noise, SignFlip
-from .defense import Aggregator, Defense, Filter
+from .defense import Aggregator, ClientHook, Defense, Filter
 from .filters import Clip, CosDefense, Krum
+from .hooks import FLWBC, AdversarialTraining
 from .options import ConfigError, call, checked, coerce, unknown
 
 FILTERS: dict[str, type[Filter]] = {"clip": Clip, "cosdefense": CosDefense, "krum": Krum}
@@ -26,6 +27,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "noise": Noise,
     "sign-flip": SignFlip,
 }
+HOOKS: dict[str, type[ClientHook]] = {"adversarial-training": AdversarialTraining, "fl-wbc": FLWBC}
 RECIPES: dict[str, Callable[..., Defense]] = {
     "fedavg": recipes.fedavg,
     "krum": recipes.krum,
@@ -46,13 +48,17 @@ def recipe(name: str, **options: Any) -> Defense:
 
 
 def build_defense(table: Mapping[str, Any]) -> Defense:
-    """A defense from `{name = "krum"}`, or spelled out: `{filters = [{name = "clip"}], aggregator = {name = …}}`."""
+    """A defense from `{name = "krum"}`, or spelled out: `{filters = [{name = "clip"}], aggregator = {name = …}}`.
+
+    Spelled out it may also have `hooks`, which honest clients run.
+    """
     if "name" in table:
         return build(RECIPES, table, Defense)
     given = checked(_composition, table, "defense")
     filters = tuple(build(FILTERS, part, Filter) for part in given.get("filters", ()))  # type: ignore[type-abstract]
     aggregator = given.get("aggregator", {"name": "mean"})
-    return Defense(filters, build(AGGREGATORS, aggregator, Aggregator))  # type: ignore[type-abstract]
+    hooks = tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ()))
+    return Defense(filters, build(AGGREGATORS, aggregator, Aggregator), hooks)  # type: ignore[type-abstract]
 
 
 def build_attack(table: Mapping[str, Any]) -> Attack:
@@ -60,11 +66,13 @@ def build_attack(table: Mapping[str, Any]) -> Attack:
     return build(ATTACKS, table, Attack)
 
 
-def describe(part: Defense | Filter | Aggregator | Attack) -> dict[str, Any]:
+def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:
     """The table that builds this very part, every option written out."""
     if isinstance(part, Defense):
-        return {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
-    return describe_by({**FILTERS, **AGGREGATORS, **ATTACKS}, part)
+        hooks = {"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {}
+        filters = [describe(filter_) for filter_ in part.filters]
+        return {"filters": filters, "aggregator": describe(part.aggregator), **hooks}
+    return describe_by({**FILTERS, **AGGREGATORS, **HOOKS, **ATTACKS}, part)
 
 
 def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
@@ -93,7 +101,9 @@ def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
     return found
 
 
-def _composition(filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any]) -> None:
+def _composition(
+    filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any], hooks: tuple[dict[str, Any], ...]
+) -> None:
     """The keys of a defense that is spelled out; only its signature is used."""
 
 

@@ -10,24 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .defense import ClientHook
 from .task import Task
-
-
-@dataclass(frozen=True)
-class ClientHook:
-    """A client-side defense: may change each batch before a step, and the parameters after it."""
-
-    def batch(
-        self, task: Task, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
-    ) -> tuple[Float[Tensor, "b *shape"], Int[Tensor, " b"]]:
-        """The batch to train on instead."""
-        return images, labels
-
-    def step(
-        self, params: Float[Tensor, " d"], gradient: Float[Tensor, " d"], previous: Float[Tensor, " d"]
-    ) -> Float[Tensor, " d"]:
-        """The parameters to go on with; `previous` is the gradient of the step before (zero at first)."""
-        return params
 
 
 @dataclass(frozen=True)
@@ -37,6 +21,7 @@ class LocalSGD:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
+    ascend: bool = False  # climb the loss instead, as some attackers do
     hooks: tuple[ClientHook, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,16 +40,18 @@ class LocalSGD:
         labels: Int[Tensor, "steps b"],
     ) -> Float[Tensor, " d"]:
         """One client's update after one step per leading index of `images` and `labels`."""
-        params, previous, velocity = start, torch.zeros_like(start), torch.zeros_like(start)
+        params, velocity, previous = start, torch.zeros_like(start), None
         decay = self.weight_decay * (torch.arange(len(start), device=start.device) < task.layout.n_trainable)
         for batch, targets in zip(images, labels, strict=True):
             for hook in self.hooks:
-                batch, targets = hook.batch(task, params, batch, targets)
+                batch, targets = hook.batch(partial(task.loss, params), batch, targets)
             gradient, params = task.gradient(params, batch, targets)
+            if self.ascend:
+                gradient = -gradient
             velocity = self.momentum * velocity + gradient + decay * params
             params = params - self.lr * velocity
             for hook in self.hooks:
-                params = hook.step(params, gradient, previous)
+                params = hook.step(params, gradient, previous, task.layout, self.lr)
             previous = gradient
         return params - start
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,12 +19,23 @@ class TooFewClients(RuntimeError):
     """A rule was left with fewer clients than its mathematics needs."""
 
 
-@runtime_checkable
-class TrustedData(Protocol):
-    """What a defense may ask of the server's own clean data."""
+class TrustedData:
+    """What a defense may ask of clean data at the server. A deployment overrides what it has; the rest is refused.
 
-    def update(self, params: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """What an honest client holding this data would send."""
+    Nothing here may depend on anything but the arguments: the same question gets the same answer.
+    """
+
+    def update(self, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
+        """What an honest client holding this data would send; `seed` decides which batches it draws."""
+        raise MissingTrustedData("this defense needs a server that can train on clean data of its own")
+
+    def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
+        """What a model answers to this data (logits), and what would have been right."""
+        raise MissingTrustedData("this defense needs a server that can test models on clean data of its own")
+
+    def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
+        """What each of these clients would send if it trained on the sample of its data that it once shared."""
+        raise MissingTrustedData("this defense needs a sample of every client's data at the server")
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,10 @@ class Cohort:
     def trusted(self) -> TrustedData:
         """The server's own data, or a clear refusal."""
         if self.trusted_data is None:
-            raise MissingTrustedData("this defense needs clean data of the server's own; pass trusted_data=...")
+            raise MissingTrustedData(
+                "this defense needs clean data of the server's own: pass trusted_data=..., "
+                "or in an experiment data.trusted = 100"
+            )
         return self.trusted_data
 
     def layer(self, name: str | None = None) -> tuple[Float[Tensor, "n k"], Float[Tensor, " k"]]:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .cohort import Cohort
+from .layout import Layout
 
 State = Any  # what a part remembers: None, numbers, tensors, tuples, dicts and frozen dataclasses of them
+Loss = Callable[[Tensor, Tensor], Tensor]  # of a client's current parameters on images and labels
+
+
+class Need(StrEnum):
+    """What a part asks of a deployment beyond the updates of the round."""
+
+    SERVER_DATA = "server data"
+    ATTACKER_COUNT = "guess of attackers"
+    CLIENT_MEMORY = "memory per client"
+    FULL_PARTICIPATION = "full participation"
+    COOPERATION = "code on clients"
 
 
 @dataclass(frozen=True)
@@ -23,6 +36,7 @@ class Judgment:
     scores: Float[Tensor, " n"]  # the evidence, for the report: the higher, the more suspicious
     weights: Float[Tensor, " n"] | Bool[Tensor, " n"]  # how much each client should count; 0 = reject
     updates: Float[Tensor, "n d"] | None = None  # the rows rewritten, by filters that do
+    points: Float[Tensor, "n 2"] | None = None  # where each client stands in a picture, by filters that draw one
 
 
 @dataclass(frozen=True)
@@ -33,16 +47,25 @@ class Verdict:
     weights: Float[Tensor, " n"]  # how much each client counted; 0 = rejected
     evidence: Mapping[str, Float[Tensor, " n"]]  # scores by filter; NaN where it never saw the client
     skipped: str | None = None  # why the model stays as it is, if it does
+    points: Mapping[str, Float[Tensor, "n 2"]] = field(default_factory=dict)  # pictures by filter; NaN likewise
 
     @classmethod
-    def skip(cls, cohort: Cohort, why: str, evidence: Mapping[str, Tensor] | None = None) -> Verdict:
+    def skip(
+        cls,
+        cohort: Cohort,
+        why: str,
+        evidence: Mapping[str, Tensor] | None = None,
+        points: Mapping[str, Tensor] | None = None,
+    ) -> Verdict:
         """Nobody counts and nothing moves."""
         nobody = cohort.weights.new_zeros(len(cohort))
-        return cls(torch.zeros_like(cohort.params), nobody, evidence or {}, why)
+        return cls(torch.zeros_like(cohort.params), nobody, evidence or {}, why, points or {})
 
 
 class Part(ABC):
     """A piece of a defense: a frozen dataclass of hyper-parameters. What it remembers goes in and comes out."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
     def init(self) -> State:
         """What the part remembers before the first round."""
@@ -64,38 +87,75 @@ class Aggregator(Part):
 
 
 @dataclass(frozen=True)
+class ClientHook:
+    """The client's side of a defense: may change each batch before a step, and the parameters after it."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.COOPERATION})
+
+    def batch(
+        self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
+    ) -> tuple[Float[Tensor, "b *shape"], Int[Tensor, " b"]]:
+        """The batch to train on instead; `loss` is that of the parameters before the step."""
+        return images, labels
+
+    def step(
+        self,
+        params: Float[Tensor, " d"],
+        gradient: Float[Tensor, " d"],
+        previous: Float[Tensor, " d"] | None,
+        layout: Layout,
+        lr: float,
+    ) -> Float[Tensor, " d"]:
+        """The parameters to go on with; `previous` is the gradient of the step before, None at the first."""
+        return params
+
+
+@dataclass(frozen=True)
 class Defense:
-    """Filters, left to right, then one aggregator. A rejected client is not seen again this round."""
+    """Filters, left to right, then one aggregator. A rejected client is not seen again this round.
+
+    Hooks are what honest clients do while they train: the simulator runs them, a server cannot.
+    """
 
     filters: tuple[Filter, ...]
     aggregator: Aggregator
+    hooks: tuple[ClientHook, ...] = ()
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """All that its parts need."""
+        parts: tuple[Part | ClientHook, ...] = (*self.filters, self.aggregator, *self.hooks)
+        return frozenset().union(*(part.needs for part in parts))
 
     def init(self) -> State:
         """What every part remembers before the first round."""
         return tuple(part.init() for part in (*self.filters, self.aggregator))
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Verdict, State]:
-        everybody, evidence = cohort, dict[str, Tensor]()
+        everybody, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
         cohort, standing = _execute(cohort.updates.isfinite().all(dim=1), cohort, torch.arange(len(cohort)))
         *memories, last = state
         for i, part in enumerate(self.filters):
             if len(cohort) == 0:
                 break
             judgment, memories[i] = part(cohort, memories[i])
-            evidence[_label(part, evidence)] = _spread(judgment.scores, standing, everybody, fill=float("nan"))
+            label = _label(part, evidence)
+            evidence[label] = _spread(judgment.scores, standing, everybody, fill=float("nan"))
+            if judgment.points is not None:
+                points[label] = _spread(judgment.points, standing, everybody, fill=float("nan"))
             if judgment.updates is not None:
                 cohort = replace(cohort, updates=judgment.updates)
             cohort, standing = _execute(judgment.weights, cohort, standing)
         if len(cohort) == 0:
             why = "every client was rejected" if evidence else "no client sent finite numbers"
-            return Verdict.skip(everybody, why, evidence), (*memories, last)
+            return Verdict.skip(everybody, why, evidence, points), (*memories, last)
         update, last = self.aggregator(cohort, last)
         update = _keep_variances_positive(update, everybody)
         weights = _spread(cohort.weights, standing, everybody, fill=0.0)
         if not bool((everybody.params + update).isfinite().all()):
             still = torch.zeros_like(update)
-            return Verdict(still, weights, evidence, "the combined update is not finite"), (*memories, last)
-        return Verdict(update, weights, evidence), (*memories, last)
+            return Verdict(still, weights, evidence, "the combined update is not finite", points), (*memories, last)
+        return Verdict(update, weights, evidence, None, points), (*memories, last)
 
 
 def _execute(
@@ -108,9 +168,9 @@ def _execute(
 
 
 def _spread(
-    values: Float[Tensor, " m"], rows: Int[Tensor, " m"], everybody: Cohort, fill: float
-) -> Float[Tensor, " n"]:
-    return values.new_full((len(everybody),), fill).index_copy(0, rows.to(values.device), values)
+    values: Float[Tensor, "m *k"], rows: Int[Tensor, " m"], everybody: Cohort, fill: float
+) -> Float[Tensor, "n *k"]:
+    return values.new_full((len(everybody), *values.shape[1:]), fill).index_copy(0, rows.to(values.device), values)
 
 
 def _keep_variances_positive(update: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, " d"]:

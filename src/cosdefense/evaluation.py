@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from .attacks import Attack
+from .batches import Pixels, pixels
 from .client import channels_last
-from .simulation import Pixels, pixels
+from .defense import ClientHook
 from .task import Task
 
 CHUNK = 1000  # images at a time, so that memory stays bounded
@@ -21,28 +24,47 @@ CHUNK = 1000  # images at a time, so that memory stays bounded
 class Evaluation:
     accuracy: float
     loss: float
-    attack_success: float | None  # the share of images that got the label the attackers wanted
+    attack_success: float | None  # the share of the images aimed at that got the label the attackers wanted
+    source_recall: float | None  # the share of those images, as they really are, that got their true label
+    adversarial_accuracy: float | None  # on images moved by the adversary, if there is one
 
 
 @torch.no_grad()
 def evaluate(
-    task: Task, params: Float[Tensor, " d"], images: Pixels, labels: Int[Tensor, " m"], attack: Attack, n_classes: int
+    task: Task,
+    params: Float[Tensor, " d"],
+    images: Pixels,
+    labels: Int[Tensor, " m"],
+    attack: Attack,
+    n_classes: int,
+    adversary: ClientHook | None = None,
 ) -> Evaluation:
-    """Measured on test data, in evaluation mode."""
-    correct = loss = hits = aimed = torch.zeros((), device=labels.device, dtype=torch.float64)
+    """Measured on test data, in evaluation mode. The adversary moves the images as it would those of a client."""
+    totals: Counter[str] = Counter()  # counted on the CPU: one wait per chunk is nothing beside the forward pass
     for start in range(0, len(labels), CHUNK):
         batch, truth = pixels(images[start : start + CHUNK]), labels[start : start + CHUNK]
         logits = _logits(task, params, batch)
-        correct = correct + (logits.argmax(dim=1) == truth).sum()
-        loss = loss + cross_entropy(logits, truth, reduction="sum")
+        right = logits.argmax(dim=1) == truth
+        totals["right"] += int(right.sum())
+        totals["loss"] += float(cross_entropy(logits, truth, reduction="sum"))  # type: ignore[assignment]
         aim = attack.aim(batch, truth, n_classes)
         if aim is not None:
             shown, wanted = aim
             answers = (logits if shown is batch else _logits(task, params, shown)).argmax(dim=1)
-            hits = hits + (answers == wanted).sum()
-            aimed = aimed + (wanted >= 0).sum()
-    success = float(hits / aimed) if float(aimed) else None
-    return Evaluation(float(correct) / len(labels), float(loss) / len(labels), success)
+            totals["aimed"] += int((wanted >= 0).sum())
+            totals["hit"] += int((answers == wanted).sum())
+            totals["kept"] += int((right & (wanted >= 0)).sum())
+        if adversary is not None:
+            moved, _ = adversary.batch(partial(task.loss, params), batch, truth)
+            totals["withstood"] += int((_logits(task, params, moved).argmax(dim=1) == truth).sum())
+    aimed = totals["aimed"]
+    return Evaluation(
+        accuracy=totals["right"] / len(labels),
+        loss=totals["loss"] / len(labels),
+        attack_success=totals["hit"] / aimed if aimed else None,
+        source_recall=totals["kept"] / aimed if aimed else None,
+        adversarial_accuracy=None if adversary is None else totals["withstood"] / len(labels),
+    )
 
 
 def _logits(task: Task, params: Tensor, images: Tensor) -> Tensor:

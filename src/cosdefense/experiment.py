@@ -44,6 +44,8 @@ class Data:
     clients: int = 100
     malicious: float = 0.3  # the share of clients that lie
     partition: Partition = LabelSkew()
+    trusted: int = 0  # training samples the server holds, and no client; some defenses need about a hundred
+    shared: int = 0  # samples of its own that each client shares with the server, once
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -52,6 +54,9 @@ class Data:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if not 0 <= self.malicious < 1:
             raise ValueError(f"malicious must be in [0, 1), got {self.malicious}")
+        for name in ("trusted", "shared"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,14 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     evaluate_every: int = 10
+    adversarial: float | None = None  # also test on images that PGD has moved by at most this much per pixel
 
     def __post_init__(self) -> None:
         for name in ("rounds", "sampled", "batch", "local_steps", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.adversarial is not None and not 0 < self.adversarial <= 1:
+            raise ValueError(f"adversarial must be in (0, 1], got {self.adversarial}")
         _ = self.trainer  # its own checks
 
     @property
@@ -194,11 +202,16 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
         "seeds": list(experiment.seeds),
         "data": data,
         "model": dict(experiment.model),
-        "training": asdict(experiment.training),
-        "schedule": {key: "none" if value is None else value for key, value in asdict(experiment.schedule).items()},
+        "training": _spelled(asdict(experiment.training)),
+        "schedule": _spelled(asdict(experiment.schedule)),
         "attacks": [{"label": entry.label, **describe(entry.part)} for entry in experiment.attacks],
         "defenses": [{"label": entry.label, **describe(entry.part)} for entry in experiment.defenses],
     }
+
+
+def _spelled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null."""
+    return {key: "none" if value is None else value for key, value in options.items()}
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from .attacks import Attack
 from .catalog import lookup
 from .cohort import Cohort, MissingTrustedData, TooFewClients
 from .data.datasets import Dataset
 from .experiment import Experiment
+from .hooks import FLWBC
 from .models import MODELS
 from .ops import fraction_of
 from .options import ConfigError
 from .randomness import derive, generator
 from .simulation import World
 from .task import Task
+from .trusted import ServerData
 
 
 class NeverReached(UserWarning):
@@ -61,21 +66,44 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
     malicious = torch.zeros(cell.data.clients, dtype=torch.bool)
     n_malicious = fraction_of(cell.data.malicious, cell.data.clients)
     malicious[torch.randperm(cell.data.clients, generator=generator(seed, "identities"))[:n_malicious]] = True
+    held, free = _held_out(len(dataset.train_labels), cell.data.trusted, seed)
     try:
-        partition = cell.data.partition(
-            dataset.train_labels, dataset.n_classes, cell.data.clients, derive(seed, "partition")
+        owned = cell.data.partition(
+            dataset.train_labels[free], dataset.n_classes, cell.data.clients, derive(seed, "partition")
         )
     except ValueError as error:
         raise ConfigError(f"data.partition: {error}") from error
-    return World(
+    world = World(
         task=Task.of(model.to(device), mean=dataset.mean, std=dataset.std),
         images=dataset.train_images.to(device),
         labels=dataset.train_labels.to(device),
-        partition=partition,
+        partition=[free[own] for own in owned],
         malicious=malicious,
         n_classes=dataset.n_classes,
         trainer=cell.training.trainer,
     )
+    return (
+        replace(world, trusted_data=_server_data(cell, world, held)) if cell.data.trusted + cell.data.shared else world
+    )
+
+
+def _held_out(n: int, n_held: int, seed: int) -> tuple[Int[Tensor, " held"], Int[Tensor, " free"]]:
+    """Rows of the training set for the server, and the rest for the clients. The test set is nobody's."""
+    if n_held >= n:
+        raise ConfigError(f"data.trusted must leave something of {n} training samples to the clients, got {n_held}")
+    order = torch.randperm(n, generator=generator(seed, "trusted"))
+    return order[:n_held], order[n_held:].sort().values
+
+
+def _server_data(cell: Experiment, world: World, held: Int[Tensor, " held"]) -> ServerData:
+    (seed,) = cell.seeds
+    shared = {
+        client: own[torch.randperm(len(own), generator=generator(seed, "shared", client))[: cell.data.shared]]
+        for client, own in enumerate(world.partition)
+        if cell.data.shared
+    }
+    steps, size = cell.training.local_steps, cell.training.batch
+    return ServerData(world.task, world.trainer, steps, size, world.images, world.labels, held, shared)
 
 
 def rehearse(experiment: Experiment, dataset: Dataset) -> None:
@@ -84,7 +112,7 @@ def rehearse(experiment: Experiment, dataset: Dataset) -> None:
     world = build_world(cell, dataset, torch.device("cpu"))
     clients = torch.arange(cell.training.sampled)
     updates = torch.zeros(cell.training.sampled, world.task.layout.size)
-    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients)
+    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=world.trusted_data)
     images, labels = world.batches(clients[:1], 1, 1, generator(0))
     for attack in experiment.attacks:
         with _named(f"attack {attack.label}"):
@@ -95,6 +123,8 @@ def rehearse(experiment: Experiment, dataset: Dataset) -> None:
     for defense in experiment.defenses:
         with _named(f"defense {defense.label}"):
             defense.part(cohort, defense.part.init())
+        if experiment.training.local_steps < 2 and any(isinstance(hook, FLWBC) for hook in defense.part.hooks):
+            warnings.warn("FL-WBC acts from the second local step on; local_steps is 1", NeverReached, stacklevel=2)
     if experiment.schedule.defense_start >= experiment.training.rounds:
         warnings.warn("the defense starts after the last round", NeverReached, stacklevel=2)
 

@@ -27,9 +27,12 @@ class RoundRecord:
     defended: bool = True  # False while the defense was not yet switched on
     skipped: str | None = None  # why the model stayed as it was, if it did
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
-    accuracy: float | None = None  # the last three only in evaluated rounds
+    points: Mapping[str, tuple[tuple[float, float] | None, ...]] = field(default_factory=dict)  # pictures by filter
+    accuracy: float | None = None  # this and the four below only in evaluated rounds
     loss: float | None = None
-    attack_success: float | None = None  # and only under attacks that want a particular answer
+    attack_success: float | None = None  # only under attacks that want a particular answer
+    source_recall: float | None = None  # likewise: how many of the images they want it for still get the true one
+    adversarial_accuracy: float | None = None  # on images moved by PGD, where that is asked for
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
 
@@ -114,7 +117,7 @@ def _shortened(value: Any) -> Any:
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(_frozen(item) for item in value)
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from . import __version__
 from .checkpoint import write_atomically
 from .data.datasets import Dataset
+from .defense import ClientHook
 from .evaluation import evaluate
 from .experiment import Experiment, to_table, to_toml
+from .hooks import AdversarialTraining
 from .journal import Journal, is_finished, only_writer
 from .meter import Meter
 from .preparation import build_world
@@ -58,16 +60,24 @@ def _run(
 def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
     (attack,), meter = cell.attacks, Meter(world.labels.device)
     with meter("evaluate"):
-        params = round_.after.params
-        found = evaluate(world.task, params, test.test_images, test.test_labels, attack.part, world.n_classes)
+        found = evaluate(
+            world.task, round_.after.params, test.test_images, test.test_labels, attack.part, world.n_classes,
+            adversary=_adversary(cell),
+        )  # fmt: skip
     return replace(
         record,
-        accuracy=found.accuracy,
-        loss=found.loss,
-        attack_success=found.attack_success,
+        **asdict(found),
         seconds={**record.seconds, **meter.seconds},
         peak_memory={**record.peak_memory, **meter.peak_memory},
     )
+
+
+def _adversary(cell: Experiment) -> ClientHook | None:
+    """Who moves the test images: as the experiment says, or what the defense trains against."""
+    (defense,), epsilon = cell.defenses, cell.training.adversarial
+    if epsilon is not None:
+        return AdversarialTraining(epsilon)
+    return next((hook for hook in defense.part.hooks if isinstance(hook, AdversarialTraining)), None)
 
 
 def record_of(round_: Round) -> RoundRecord:
@@ -80,6 +90,7 @@ def record_of(round_: Round) -> RoundRecord:
         defended=round_.defended,
         skipped=round_.verdict.skipped,
         scores={name: tuple(_or_none(scores)) for name, scores in round_.verdict.evidence.items()},
+        points={name: tuple(_pairs(points)) for name, points in round_.verdict.points.items()},
         seconds=round_.seconds,
         peak_memory=round_.peak_memory,
     )
@@ -87,6 +98,10 @@ def record_of(round_: Round) -> RoundRecord:
 
 def _or_none(scores: torch.Tensor) -> list[float | None]:
     return [None if score != score else score for score in scores.tolist()]
+
+
+def _pairs(points: torch.Tensor) -> list[tuple[float, float] | None]:
+    return [None if x != x else (x, y) for x, y in points.tolist()]
 
 
 def _is_evaluated(number: int, cell: Experiment) -> bool:

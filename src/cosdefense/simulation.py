@@ -9,19 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .attacks import Attack
+from .attacks import Attack, Effort
+from .batches import Pixels, draw, pixels
 from .client import LocalSGD, train_clients
 from .cohort import Cohort, TooFewClients, TrustedData
-from .defense import Defense, Filter, State, Verdict
+from .defense import ClientHook, Defense, Filter, State, Verdict
 from .meter import Meter
 from .randomness import derive, generator
 from .recipes import fedavg
 from .task import Task
-
-Pixels = UInt8[Tensor, "m *shape"] | Float[Tensor, "m *shape"]  # bytes 0 … 255, or numbers in [0, 1]
 
 
 class SkippedRound(RuntimeWarning):
@@ -56,7 +55,7 @@ class World:
         self, clients: Int[Tensor, " n"], steps: int, size: int, rng: torch.Generator
     ) -> tuple[Float[Tensor, "n steps size *shape"], Int[Tensor, "n steps size"]]:
         """Every client's own samples, reshuffled whenever they have all been used."""
-        rows = torch.stack([_draw(self.partition[client], steps * size, rng) for client in clients.tolist()])
+        rows = torch.stack([draw(self.partition[client], steps * size, rng) for client in clients.tolist()])
         rows = rows.view(len(clients), steps, size).to(self.labels.device)
         return pixels(self.images[rows]), self.labels[rows]
 
@@ -137,13 +136,10 @@ def simulate(
         clients = world.sample(sampled, generator(seed, "sampling", number))
         acting = schedule.attacks(number) and attack != Attack()
         liars = world.malicious[clients] & acting
-        # they train, liars on spoiled data
+        # they train
         with meter("train"), _seeded(derive(seed, "training", number), device):
-            images, labels = world.batches(clients, local_steps, batch, generator(seed, "batches", number))
-            images, labels = _poisoned(
-                attack, images, labels, liars, world.n_classes, generator(seed, "poison", number)
-            )
-            updates = train_clients(world.task, world.trainer, params, images, labels)
+            hooks = defense.hooks if schedule.defends(number) else ()
+            updates = _trained(world, attack, hooks, now, clients, liars, local_steps, batch, seed)
         clients, liars = clients.to(device), liars.to(device)
         cohort = Cohort.of(
             updates,
@@ -168,23 +164,36 @@ def simulate(
         yield Round(number, clients, liars, schedule.defends(number), verdict, now, meter.seconds, meter.peak_memory)
 
 
-def pixels(images: Pixels) -> Float[Tensor, "m *shape"]:
-    """Numbers in [0, 1] from stored bytes."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images
-
-
-def _draw(own: Int[Tensor, " own"], n: int, rng: torch.Generator) -> Int[Tensor, " n"]:
-    passes = -(-n // len(own))
-    return own[torch.cat([torch.randperm(len(own), generator=rng) for _ in range(passes)])[:n]]
-
-
-def _poisoned(
-    attack: Attack, images: Tensor, labels: Tensor, liars: Bool[Tensor, " n"], n_classes: int, rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    if bool(liars.any()):
-        rows = liars.to(labels.device)
-        images[rows], labels[rows] = attack.poison(images[rows], labels[rows], n_classes, rng)
-    return images, labels
+def _trained(
+    world: World,
+    attack: Attack,
+    hooks: tuple[ClientHook, ...],
+    now: Snapshot,
+    clients: Int[Tensor, " n"],
+    liars: Bool[Tensor, " n"],
+    steps: int,
+    size: int,
+    seed: int,
+) -> Float[Tensor, "n d"]:
+    """Honest clients train as the defense asks them to; liars as they please, on spoiled data."""
+    images, labels = world.batches(clients, steps, size, generator(seed, "batches", now.next_round))
+    honest, effort = replace(world.trainer, hooks=(*world.trainer.hooks, *hooks)), Effort()
+    if not bool(liars.any()):
+        return train_clients(world.task, honest, now.params, images, labels)
+    rows = liars.to(labels.device)
+    effort = attack.effort(now.params, world.task.layout, int(liars.sum()), now.attack_state)
+    spoiled = images[rows], labels[rows]
+    if effort.steps not in (None, steps):
+        spoiled = world.batches(clients[liars], effort.steps, size, generator(seed, "effort", now.next_round))
+    spoiled = attack.poison(*spoiled, world.n_classes, generator(seed, "poison", now.next_round))
+    if not hooks and effort == Effort():  # all in one batch
+        images[rows], labels[rows] = spoiled
+        return train_clients(world.task, honest, now.params, images, labels)
+    updates = now.params.new_empty(len(clients), len(now.params))
+    updates[rows] = train_clients(world.task, replace(world.trainer, ascend=effort.ascend), now.params, *spoiled)
+    if not bool(rows.all()):
+        updates[~rows] = train_clients(world.task, honest, now.params, images[~rows], labels[~rows])
+    return updates
 
 
 def _judged(defense: Defense, cohort: Cohort, state: State, defending: bool) -> tuple[Verdict, State]:

@@ -10,11 +10,20 @@ from torch import Tensor
 
 from ..cohort import Cohort
 from ..defense import State
+from ..layout import Layout
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How malicious clients train before they forge."""
+
+    steps: int | None = None  # local steps; None: as many as everybody
+    ascend: bool = False  # climb the loss instead of descending
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Nobody lies: both halves do nothing. An attack overrides one, or both; when it acts is not its business."""
+    """Nobody lies: every part does nothing. An attack overrides what it needs; when it acts is not its business."""
 
     def init(self) -> State:
         """What the attackers remember before the first round."""
@@ -29,6 +38,10 @@ class Attack:
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         """Before training: what malicious clients make of their batches. Pixels are in [0, 1]."""
         return images, labels
+
+    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
+        """In between: how malicious clients train this round, of which they know the model and their own number."""
+        return Effort()
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         """After training: what is sent. Only the malicious rows of the result are taken."""

@@ -1,0 +1,6 @@
+"""Hooks are what honest clients do while they train: the client's side of a defense."""
+
+from .adversarial_training import AdversarialTraining
+from .fl_wbc import FLWBC
+
+__all__ = ["FLWBC", "AdversarialTraining"]
