@@ -9,11 +9,32 @@ import pytest
 import torch
 
 from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment, Layout
-from cosdefense.aggregators import Mean, Median, TrimmedMean
-from cosdefense.attacks import InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.aggregators import Mean, Median, NoisyMean, TrimmedMean
+from cosdefense.attacks import (
+    Backdoor,
+    ExplicitBoosting,
+    InnerProduct,
+    KrumPoisoning,
+    LabelFlip,
+    Noise,
+    SignFlip,
+    TrimmedMeanPoisoning,
+)
 from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS, RECIPES
 from cosdefense.defense import State
-from cosdefense.filters import Clip, CosDefense, Krum
+from cosdefense.filters import (
+    RFFL,
+    ByGARS,
+    ByGARSPlusPlus,
+    Clip,
+    CosDefense,
+    DiverseFL,
+    FLTrust,
+    FoolsGold,
+    Krum,
+    PCAClusters,
+    Sageflow,
+)
 from cosdefense.testing import check_aggregator, check_attack, check_defense, check_filter
 
 # Every class of the catalog with its defaults, and the options that change its behavior.
@@ -25,19 +46,43 @@ FILTER_CASES = [
     Clip(max_norm=0.1),
     Krum(contamination=0.1, keep=None),
     Krum(contamination=0.0, keep=3),
+    ByGARS(steps=1),
+    ByGARSPlusPlus(rate=1.0, capacity=5),
+    FoolsGold(head_only=True, capacity=5),
+    PCAClusters(source=1),
+    RFFL(warm_up=0, threshold=0.9),
+    Sageflow(max_entropy=2.0, delta=5.0, relative=False),
 ]
-AGGREGATOR_CASES = [*(kind() for kind in AGGREGATORS.values()), TrimmedMean(0.1), TrimmedMean(0.0)]
-ATTACK_CASES = [*(kind() for kind in ATTACKS.values()), InnerProduct(0.5), SignFlip(5.0), Noise(0.1), LabelFlip(1, 7)]
+# For these, equal updates are no sign of honesty: the server's data decide, or agreement itself is suspicious.
+NOT_BY_AGREEMENT = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow)
+AGGREGATOR_CASES = [
+    *(kind() for kind in AGGREGATORS.values()),
+    TrimmedMean(0.1),
+    TrimmedMean(0.0),
+    NoisyMean(1.0, True),
+]
+ATTACK_CASES = [
+    *(kind() for kind in ATTACKS.values()),
+    InnerProduct(0.5),
+    SignFlip(5.0),
+    SignFlip(every_step=True),
+    Noise(0.1, on_top=True),
+    LabelFlip(1, 7),
+    Backdoor(target=3, fraction=1.0, size=8, scale=None),
+    ExplicitBoosting(steps=1),
+    KrumPoisoning(0.1, knowledge="partial", spread=0.01),
+    TrimmedMeanPoisoning(knowledge="partial"),
+]
 
 
 @pytest.mark.parametrize("part", FILTER_CASES, ids=repr)
 def test_filters(part: Filter) -> None:
-    check_filter(part)
+    check_filter(part, agreement_is_innocent=not isinstance(part, NOT_BY_AGREEMENT))
 
 
 @pytest.mark.parametrize("part", AGGREGATOR_CASES, ids=repr)
 def test_aggregators(part: Aggregator) -> None:
-    check_aggregator(part)
+    check_aggregator(part, adds_noise=isinstance(part, NoisyMean))
 
 
 @pytest.mark.parametrize("attack", ATTACK_CASES, ids=repr)

@@ -17,10 +17,16 @@ PUBLIC = {
         "Aggregator", "Attack", "ClientHook", "ClientTable", "Cohort", "Defense", "Filter", "Judgment", "Layout",
         "MissingTrustedData", "Need", "TooFewClients", "TrustedData", "Verdict", "recipe",
     },
-    "cosdefense.filters": {"Clip", "CosDefense", "Krum"},
-    "cosdefense.aggregators": {"Mean", "Median", "TrimmedMean"},
+    "cosdefense.filters": {
+        "ByGARS", "ByGARSPlusPlus", "Clip", "CosDefense", "DiverseFL", "FLTrust", "FoolsGold", "Krum", "PCAClusters",
+        "RFFL", "Sageflow",
+    },
+    "cosdefense.aggregators": {"Mean", "Median", "NoisyMean", "TrimmedMean"},
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
-    "cosdefense.attacks": {"Attack", "Effort", "InnerProduct", "LabelFlip", "Noise", "SignFlip"},
+    "cosdefense.attacks": {
+        "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip", "Noise",
+        "SignFlip", "TrimmedMeanPoisoning",
+    },
 }  # fmt: skip
 
 # Each room may import from itself and from the rooms before it.

@@ -10,24 +10,45 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any, TypeVar
 
-from . import recipes
-from .aggregators import Mean, Median, TrimmedMean
-from .attacks import Attack, InnerProduct, LabelFlip, Noise, SignFlip
+from . import aggregators, attacks, filters, hooks, recipes
+from .attacks import Attack
 from .defense import Aggregator, ClientHook, Defense, Filter
-from .filters import Clip, CosDefense, Krum
-from .hooks import FLWBC, AdversarialTraining
 from .options import ConfigError, call, checked, coerce, unknown
 
-FILTERS: dict[str, type[Filter]] = {"clip": Clip, "cosdefense": CosDefense, "krum": Krum}
-AGGREGATORS: dict[str, type[Aggregator]] = {"mean": Mean, "median": Median, "trimmed-mean": TrimmedMean}
-ATTACKS: dict[str, type[Attack]] = {
-    "none": Attack,
-    "inner-product": InnerProduct,
-    "label-flip": LabelFlip,
-    "noise": Noise,
-    "sign-flip": SignFlip,
+FILTERS: dict[str, type[Filter]] = {
+    "bygars": filters.ByGARS,
+    "bygars++": filters.ByGARSPlusPlus,
+    "clip": filters.Clip,
+    "cosdefense": filters.CosDefense,
+    "diversefl": filters.DiverseFL,
+    "fltrust": filters.FLTrust,
+    "foolsgold": filters.FoolsGold,
+    "krum": filters.Krum,
+    "pca-clusters": filters.PCAClusters,
+    "rffl": filters.RFFL,
+    "sageflow": filters.Sageflow,
 }
-HOOKS: dict[str, type[ClientHook]] = {"adversarial-training": AdversarialTraining, "fl-wbc": FLWBC}
+AGGREGATORS: dict[str, type[Aggregator]] = {
+    "mean": aggregators.Mean,
+    "median": aggregators.Median,
+    "noisy-mean": aggregators.NoisyMean,
+    "trimmed-mean": aggregators.TrimmedMean,
+}
+HOOKS: dict[str, type[ClientHook]] = {
+    "adversarial-training": hooks.AdversarialTraining,
+    "fl-wbc": hooks.FLWBC,
+}
+ATTACKS: dict[str, type[Attack]] = {
+    "none": attacks.Attack,
+    "backdoor": attacks.Backdoor,
+    "explicit-boosting": attacks.ExplicitBoosting,
+    "inner-product": attacks.InnerProduct,
+    "krum-poisoning": attacks.KrumPoisoning,
+    "label-flip": attacks.LabelFlip,
+    "noise": attacks.Noise,
+    "sign-flip": attacks.SignFlip,
+    "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
+}
 RECIPES: dict[str, Callable[..., Defense]] = {
     "fedavg": recipes.fedavg,
     "krum": recipes.krum,
@@ -36,6 +57,18 @@ RECIPES: dict[str, Callable[..., Defense]] = {
     "trimmed-mean": recipes.trimmed_mean,
     "clipping-median": recipes.clipping_median,
     "norm-clipping": recipes.norm_clipping,
+    "weak-dp": recipes.weak_dp,
+    "central-dp": recipes.central_dp,
+    "rffl": recipes.rffl,
+    "foolsgold": recipes.foolsgold,
+    "fltrust": recipes.fltrust,
+    "bygars": recipes.bygars,
+    "bygars++": recipes.bygars_plus_plus,
+    "sageflow": recipes.sageflow,
+    "diversefl": recipes.diversefl,
+    "pca-clustering": recipes.pca_clustering,
+    "fl-wbc": recipes.fl_wbc,
+    "fat": recipes.fat,
     "cosdefense": recipes.cosdefense,
 }
 
@@ -55,10 +88,12 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
     if "name" in table:
         return build(RECIPES, table, Defense)
     given = checked(_composition, table, "defense")
-    filters = tuple(build(FILTERS, part, Filter) for part in given.get("filters", ()))  # type: ignore[type-abstract]
     aggregator = given.get("aggregator", {"name": "mean"})
-    hooks = tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ()))
-    return Defense(filters, build(AGGREGATORS, aggregator, Aggregator), hooks)  # type: ignore[type-abstract]
+    return Defense(
+        tuple(build(FILTERS, part, Filter) for part in given.get("filters", ())),  # type: ignore[type-abstract]
+        build(AGGREGATORS, aggregator, Aggregator),  # type: ignore[type-abstract]
+        tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ())),
+    )
 
 
 def build_attack(table: Mapping[str, Any]) -> Attack:
@@ -69,9 +104,8 @@ def build_attack(table: Mapping[str, Any]) -> Attack:
 def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:
     """The table that builds this very part, every option written out."""
     if isinstance(part, Defense):
-        hooks = {"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {}
-        filters = [describe(filter_) for filter_ in part.filters]
-        return {"filters": filters, "aggregator": describe(part.aggregator), **hooks}
+        table = {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
+        return table | ({"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {})
     return describe_by({**FILTERS, **AGGREGATORS, **HOOKS, **ATTACKS}, part)
 
 

@@ -41,6 +41,22 @@ def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[
     return cosines.clamp(-1, 1).to(rows.dtype)
 
 
+def cosines(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
+    """Cosine between every two rows, in float64; 0 where either is zero."""
+    norms = row_norms(rows)[:, None]
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for block in _blocks(rows):
+        unit = block.double() / torch.where(norms > 0, norms, 1)
+        total += unit @ unit.T
+    return total.clamp(-1, 1)
+
+
+def rescaled(rows: Float[Tensor, "n k"], factors: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
+    """Every row times its factor, which may be any finite float64."""
+    largest = torch.finfo(rows.dtype).max
+    return rows * factors.clamp(-largest, largest).to(rows.dtype)[:, None]
+
+
 def squared_distances(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
     """Squared Euclidean distance between every two rows, in float64.
 

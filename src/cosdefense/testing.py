@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from .aggregators import Mean
 from .attacks import Attack
 from .catalog import build_attack, build_defense, describe
-from .cohort import Cohort, TooFewClients
+from .cohort import Cohort, TooFewClients, TrustedData
 from .defense import Aggregator, Defense, Filter, Part, State
 from .layout import Layout
 from .memory import pack, unpack
@@ -45,18 +45,48 @@ LAYOUT = Layout(
 )
 
 
-def check_filter(part: Filter, *, device: str = "cpu") -> None:
-    """Everything a filter promises."""
+@dataclass(frozen=True)
+class Witness(TrustedData):
+    """Clean data for the small network: a little of its own, the same everywhere, and of every client."""
+
+    scale: float = 1.0  # of its updates, to go with those of a cohort
+
+    def update(self, params: Tensor, seed: int) -> Tensor:
+        return self.scale * _drawn(seed, LAYOUT.size, params) - 0.01 * params
+
+    def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        images = _drawn(7, 60, params).view(20, 3)
+        tensors = LAYOUT.unflatten(params)
+        hidden = (images @ tensors["features.weight"].T).relu()
+        logits = hidden @ tensors["head.weight"].T + tensors["head.bias"]
+        return logits, torch.arange(20, device=params.device) % 3
+
+    def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
+        # Nearly the same for all, so that identical clients should be judged alike.
+        lengths = self.scale * (1 + 1e-3 * (clients % 7).to(params.dtype))
+        return lengths[:, None] * _drawn(seed, LAYOUT.size, params)
+
+
+def _drawn(seed: int, size: int, like: Tensor) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like.device)
+
+
+def check_filter(part: Filter, *, device: str = "cpu", agreement_is_innocent: bool = True) -> None:
+    """Everything a filter promises.
+
+    For most rules identical clients hold no outlier, and nobody may be rejected. Rules that take
+    agreement for collusion, or ask the server's data instead, pass False.
+    """
     _check_dataclass(part)
     _check_described(Defense((part,), Mean()), build_defense)
     for cohort in _cohorts(device):
         _check_part(part, cohort, _judge)
-    _check_everybody_alike(part, device)
+    _check_everybody_alike(part, device, agreement_is_innocent)
     check_defense(Defense((part,), Mean()), device=device)
 
 
-def check_aggregator(part: Aggregator, *, device: str = "cpu") -> None:
-    """Everything an aggregator promises."""
+def check_aggregator(part: Aggregator, *, device: str = "cpu", adds_noise: bool = False) -> None:
+    """Everything an aggregator promises. Without noise, identical clients give that very update."""
     _check_dataclass(part)
     _check_described(Defense((), part), build_defense)
     for cohort in _cohorts(device):
@@ -64,7 +94,7 @@ def check_aggregator(part: Aggregator, *, device: str = "cpu") -> None:
     for cohort in _cohorts(device):
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _combine)
-        if answer is not None:
+        if answer is not None and not adds_noise:
             _close(answer[0]["update"], same.updates[0], f"{part}: identical clients must give that very update")
     check_defense(Defense((), part), device=device)
 
@@ -108,7 +138,9 @@ def _cohorts(device: str) -> Iterator[Cohort]:
             params[where] = params[where].abs() + 1
             updates[:, where] = updates[:, where].abs()
         clients = torch.randperm(1000, generator=rng)[:n]
-        cohort = Cohort.of(updates.to(device), params.to(device), LAYOUT, clients, seed=number)
+        cohort = Cohort.of(
+            updates.to(device), params.to(device), LAYOUT, clients, seed=number, trusted_data=Witness(scale)
+        )
         yield cohort
         if scale == 1.0 and n >= 10:  # and one client that sends absurd numbers
             yield replace(
@@ -202,14 +234,15 @@ def _check_order(part: Part, cohort: Cohort, state: State, answer: Outcome, ask:
         _close(other[name], expected, f"{part}: {name} must not depend on the order of rows")
 
 
-def _check_everybody_alike(part: Filter, device: str) -> None:
+def _check_everybody_alike(part: Filter, device: str, agreement_is_innocent: bool) -> None:
     for cohort in _cohorts(device):
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _judge)
         if answer is not None:
             weights = answer[0]["weights"]
             assert bool((weights == weights[0]).all()), f"{part}: identical clients must count alike, got {weights}"
-            assert bool((weights != 0).all()), f"{part}: among identical clients there is no outlier to reject"
+            if agreement_is_innocent:
+                assert bool((weights != 0).all()), f"{part}: among identical clients there is no outlier to reject"
 
 
 def _check_forging(attack: Attack, cohort: Cohort, malicious: Bool[Tensor, " n"]) -> None:

@@ -2,6 +2,7 @@
 
 from .mean import Mean
 from .median import Median
+from .noisy_mean import NoisyMean
 from .trimmed_mean import TrimmedMean
 
-__all__ = ["Mean", "Median", "TrimmedMean"]
+__all__ = ["Mean", "Median", "NoisyMean", "TrimmedMean"]

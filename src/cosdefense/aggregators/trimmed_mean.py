@@ -7,18 +7,21 @@ Statistical Rates. ICML 2018. https://arxiv.org/abs/1803.01498
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from ..cohort import Cohort
-from ..defense import Aggregator, State
+from ..defense import Aggregator, Need, State
 from ..ops import fraction_of, trimmed_mean
 
 
 @dataclass(frozen=True)
 class TrimmedMean(Aggregator):
     """Drops floor(contamination · n) values at each end. Weights are not used."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTACKER_COUNT})
 
     contamination: float = 0.3  # the share of attackers to expect; below a half, so that somebody is left
 

@@ -1,9 +1,24 @@
 """Attacks are what malicious clients do: to their data before training, to their updates after it."""
 
 from .attack import Attack, Effort
+from .backdoor import Backdoor
+from .explicit_boosting import ExplicitBoosting
 from .inner_product import InnerProduct
+from .krum_poisoning import KrumPoisoning
 from .label_flip import LabelFlip
 from .noise import Noise
 from .sign_flip import SignFlip
+from .trimmed_mean_poisoning import TrimmedMeanPoisoning
 
-__all__ = ["Attack", "Effort", "InnerProduct", "LabelFlip", "Noise", "SignFlip"]
+__all__ = [
+    "Attack",
+    "Backdoor",
+    "Effort",
+    "ExplicitBoosting",
+    "InnerProduct",
+    "KrumPoisoning",
+    "LabelFlip",
+    "Noise",
+    "SignFlip",
+    "TrimmedMeanPoisoning",
+]

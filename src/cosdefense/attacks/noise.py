@@ -1,4 +1,4 @@
-"""Noise: every attacker sends random numbers instead of its update.
+"""Noise: every attacker sends random numbers, instead of its update or on top of it.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent. NeurIPS 2017. https://arxiv.org/abs/1703.02757
@@ -20,9 +20,10 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class Noise(Attack):
-    """Sends N(0, scale²) in every coordinate, each attacker its own."""
+    """Sends N(0, scale²) in every coordinate, each attacker its own; with `on_top`, u + N(0, scale²)."""
 
     scale: float = 1.0  # the standard deviation
+    on_top: bool = False  # of the attacker's honest update, not instead of it
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         # One stream per identity: the same clients send the same noise on every device and in every order.
@@ -30,5 +31,5 @@ class Noise(Attack):
         for row in malicious.nonzero().flatten().tolist():
             rng = generator(cohort.seed, "noise", int(cohort.clients[row]))
             noise = torch.randn(forged.shape[1], generator=rng, dtype=forged.dtype)
-            forged[row] = self.scale * noise.to(forged.device)
+            forged[row] = self.scale * noise.to(forged.device) + (forged[row] if self.on_top else 0)
         return forged, state

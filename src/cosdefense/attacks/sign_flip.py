@@ -13,14 +13,19 @@ from torch import Tensor
 
 from ..cohort import Cohort
 from ..defense import State
-from .attack import Attack
+from ..layout import Layout
+from .attack import Attack, Effort
 
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Sends −scale · u. Needs no knowledge of anybody else."""
+    """Sends −scale · u; with `every_step`, u from ascending at every local step. Knows nobody else's update."""
 
     scale: float = 1.0  # how much longer than the honest update
+    every_step: bool = False  # turn round each local step on the way, not the whole at the end
+
+    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
+        return Effort(ascend=self.every_step)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        return -self.scale * cohort.updates, state
+        return (self.scale if self.every_step else -self.scale) * cohort.updates, state

@@ -1,7 +1,26 @@
 """Filters judge the clients of a round: who counts, and how much."""
 
+from .bygars import ByGARS, ByGARSPlusPlus
 from .clip import Clip
 from .cosdefense import CosDefense
+from .diversefl import DiverseFL
+from .fltrust import FLTrust
+from .foolsgold import FoolsGold
 from .krum import Krum
+from .pca_clusters import PCAClusters
+from .rffl import RFFL
+from .sageflow import Sageflow
 
-__all__ = ["Clip", "CosDefense", "Krum"]
+__all__ = [
+    "RFFL",
+    "ByGARS",
+    "ByGARSPlusPlus",
+    "Clip",
+    "CosDefense",
+    "DiverseFL",
+    "FLTrust",
+    "FoolsGold",
+    "Krum",
+    "PCAClusters",
+    "Sageflow",
+]

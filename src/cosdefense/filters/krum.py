@@ -7,13 +7,14 @@ Gradient Descent. NeurIPS 2017. https://arxiv.org/abs/1703.02757
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..cohort import Cohort, TooFewClients
-from ..defense import Filter, Judgment, State
+from ..defense import Filter, Judgment, Need, State
 from ..ops import fraction_of, squared_distances
 
 
@@ -23,6 +24,8 @@ class Krum(Filter):
 
     Ties stay together, because breaking them by position would let the order of arrival decide.
     """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTACKER_COUNT})
 
     contamination: float = 0.3  # the share of attackers to expect: f = floor(contamination · n)
     keep: int | None = 1  # how many updates to keep: 1 is Krum, None is Multi-Krum with n − f

@@ -1,0 +1,104 @@
+"""Local model poisoning against Krum: the farthest step backwards that Krum still picks.
+
+Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. USENIX
+Security 2020. https://arxiv.org/abs/1911.11815
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..cohort import Cohort, TooFewClients
+from ..defense import State
+from ..filters import Krum
+from ..filters.krum import nearest_sums
+from ..ops import fraction_of, row_norms, squared_distances
+from ..randomness import generator
+from .attack import Attack
+from .trimmed_mean_poisoning import Knowledge, known_rows
+
+
+@dataclass(frozen=True)
+class KrumPoisoning(Attack):
+    """All attackers send −λ · sign(mean known update), λ halved from the paper's bound until Krum picks one of them.
+
+    Krum itself is asked, with the forged rows among those the attackers know. With partial knowledge
+    these are their own honest updates and as many forged ones as it takes.
+    """
+
+    contamination: float = 0.3  # what the attackers believe the server assumes
+    knowledge: Knowledge = "full"  # of the honest clients' updates
+    spread: float = 0.0  # how far supporters keep from the first attacker, so as not to look alike
+    smallest: float = 1e-5  # the paper's limit: below it the search gives up
+
+    def __post_init__(self) -> None:
+        if self.knowledge not in get_args(Knowledge):
+            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        if not 0 <= self.spread < math.inf:
+            raise ValueError(f"KrumPoisoning.spread must be at least 0 and finite, got {self.spread}")
+        if not 0 < self.smallest < math.inf:
+            raise ValueError(f"KrumPoisoning.smallest must be positive and finite, got {self.smallest}")
+        Krum(self.contamination)  # its own check
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        if not bool(malicious.any()):
+            return cohort.updates, state
+        known = cohort.updates[known_rows(malicious, self.knowledge)]
+        direction = -known.mean(dim=0).sign()
+        jitter = self._jitter(cohort, malicious)
+        backwards = self._farthest(cohort, known, direction, jitter)
+        forged = cohort.updates.clone()
+        forged[malicious] = backwards * direction + jitter
+        return forged, state
+
+    def _farthest(
+        self, cohort: Cohort, known: Float[Tensor, "m d"], direction: Float[Tensor, " d"], jitter: Float[Tensor, "f d"]
+    ) -> float:
+        """λ: tried with all attackers where the honest ones are known, else with one forged row, two, …"""
+        bound = self._bound(known[:, : cohort.layout.n_trainable], len(jitter))
+        counts = [len(jitter)] if self.knowledge == "full" else range(1, len(jitter) + 1)
+        length = bound
+        for count in counts:
+            length = bound
+            while length >= self.smallest:
+                if self._picked(cohort, known, length * direction + jitter[:count]):
+                    return length
+                length /= 2
+        return length
+
+    def _picked(self, cohort: Cohort, known: Float[Tensor, "m d"], forged: Float[Tensor, "f d"]) -> bool:
+        """Whether Krum, faced with these rows, picks forged ones only."""
+        rows = torch.cat([known, forged])
+        trial = Cohort.of(rows, cohort.params, cohort.layout)
+        try:
+            judgment, _ = Krum(self.contamination)(replace(trial, seed=cohort.seed), None)
+        except TooFewClients:
+            return False
+        return not bool((judgment.weights[: len(known)] != 0).any())
+
+    def _bound(self, known: Float[Tensor, "m t"], n_malicious: int) -> float:
+        """The paper's upper bound of λ, from what the attackers know."""
+        n, size = len(known) + n_malicious, known.shape[1]
+        f = fraction_of(self.contamination, n)
+        longest = float(row_norms(known).max()) / math.sqrt(size)
+        n_neighbors = min(max(1, n - f - 2), len(known) - 1)
+        if n_neighbors < 1:
+            return longest
+        nearest = float(nearest_sums(squared_distances(known), n_neighbors).min())
+        return math.sqrt(nearest / (max(1, n - 2 * f - 1) * size)) + longest
+
+    def _jitter(self, cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "f d"]:
+        """Random directions of random length up to `spread`, each attacker its own."""
+        size, device = cohort.updates.shape[1], cohort.updates.device
+        rows = cohort.updates.new_zeros(int(malicious.sum()), size)
+        for i, client in enumerate(cohort.clients[malicious].tolist() if self.spread else ()):
+            rng = generator(cohort.seed, "krum poisoning", client)
+            noise = torch.randn(size, generator=rng, dtype=rows.dtype)
+            rows[i] = (self.spread * torch.rand(1, generator=rng, dtype=rows.dtype) * noise / noise.norm()).to(device)
+        return rows

@@ -1,0 +1,73 @@
+"""Local model poisoning against trimmed mean and median: sit just beyond the honest values, on the wrong side.
+
+Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. USENIX
+Security 2020. https://arxiv.org/abs/1911.11815
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import State
+from ..randomness import generator
+from .attack import Attack
+
+Knowledge = Literal["full", "partial"]
+
+
+@dataclass(frozen=True)
+class TrimmedMeanPoisoning(Attack):
+    """Per coordinate: where honest clients go up, a value below their minimum; where they go down, above their maximum.
+
+    With full knowledge it is drawn between the extreme and `reach` times it; with partial knowledge,
+    the attackers' own honest updates stand for everybody's, and it is drawn 3 to 4 standard deviations
+    away from their mean (so a single attacker, who sees no deviation, does no harm).
+    """
+
+    knowledge: Knowledge = "full"  # of the honest clients' updates
+    reach: float = 2.0  # the paper's b
+
+    def __post_init__(self) -> None:
+        if self.knowledge not in get_args(Knowledge):
+            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        if not 1 <= self.reach < math.inf:
+            raise ValueError(f"TrimmedMeanPoisoning.reach must be at least 1 and finite, got {self.reach}")
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        forged = cohort.updates.clone()
+        if not bool(malicious.any()):
+            return forged, state
+        known = cohort.updates[known_rows(malicious, self.knowledge)]
+        near, far = self._full(known) if self.knowledge == "full" else _partial(known)
+        for row in malicious.nonzero().flatten().tolist():
+            rng = generator(cohort.seed, "trimmed mean poisoning", int(cohort.clients[row]))
+            drawn = torch.rand(len(near), generator=rng, dtype=near.dtype).to(near.device)
+            forged[row] = near + drawn * (far - near)
+        return forged, state
+
+    def _full(self, known: Float[Tensor, "m d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """From the extreme outwards: twice it, or half of it when that is farther out."""
+        highest, lowest = known.amax(dim=0), known.amin(dim=0)
+        above = torch.where(highest > 0, highest * self.reach, highest / self.reach)
+        below = torch.where(lowest > 0, lowest / self.reach, lowest * self.reach)
+        direction = known.mean(dim=0)
+        return torch.where(direction > 0, lowest, highest), torch.where(direction > 0, below, above)
+
+
+def _partial(known: Float[Tensor, "m d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    mean, deviation = known.mean(dim=0), known.std(dim=0, correction=0)
+    sign = torch.where(mean > 0, 1, -1)
+    return mean - 3 * sign * deviation, mean - 4 * sign * deviation
+
+
+def known_rows(malicious: Bool[Tensor, " n"], knowledge: Knowledge) -> Bool[Tensor, " n"]:
+    """Whose honest updates the attackers go by; their own where there is no honest client to know."""
+    full = knowledge == "full" and not bool(malicious.all())
+    return ~malicious if full else malicious

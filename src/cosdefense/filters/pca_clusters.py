@@ -1,0 +1,85 @@
+"""PCA clusters: draw the last layer's updates in two dimensions, split them in two, reject the smaller group.
+
+Tolpegin, Truex, Gursoy, Liu. Data Poisoning Attacks Against Federated Learning Systems. ESORICS 2020.
+https://arxiv.org/abs/2007.08432
+
+The authors collect updates over many rounds and let a person look at the picture; here every round is
+judged by itself, by two-means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import Filter, Judgment, State
+
+
+@dataclass(frozen=True)
+class PCAClusters(Filter):
+    """Two-means on the first two principal components of the standardised last-layer updates; the majority stays.
+
+    There is always a smaller group, on clean rounds too. Groups of equal size are both accepted. The
+    score is how much nearer a client is to the smaller group than to the larger one.
+    """
+
+    source: int | None = None  # look only at the weights of this class, as the authors do; None: at all
+    layer: str | None = None  # which tensor to look at; None = the classifier's weight matrix
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        points = principal_components(standardized(self._looked_at(cohort)))
+        second = two_means(points)
+        n_second = int(second.sum())
+        if n_second in (0, len(cohort)) or 2 * n_second == len(cohort):
+            accepted, scores = torch.ones_like(second), points.new_zeros(len(cohort))
+        else:
+            accepted = ~second if 2 * n_second < len(cohort) else second
+            larger, smaller = points[accepted].mean(dim=0), points[~accepted].mean(dim=0)
+            scores = (points - larger).norm(dim=1) - (points - smaller).norm(dim=1)
+        return Judgment(scores, accepted, points=points), state
+
+    def _looked_at(self, cohort: Cohort) -> Float[Tensor, "n k"]:
+        updates, _ = cohort.layer(self.layer)
+        if self.source is None:
+            return updates
+        shape = dict(cohort.layout.shapes)[self.layer or cohort.layout.head]
+        if not 0 <= self.source < shape[0]:
+            raise ValueError(f"PCAClusters.source must be a class below {shape[0]}, got {self.source}")
+        return updates.reshape(len(cohort), *shape)[:, self.source].flatten(1)
+
+
+def standardized(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Every column with mean 0 and standard deviation 1, in float64; a column that does not vary becomes 0."""
+    wide = rows.double()
+    scale = wide.abs().amax(dim=0)
+    wide = wide / torch.where(scale > 0, scale, 1)  # first, so that no square overflows
+    centered = wide - wide.mean(dim=0)
+    deviation = centered.square().mean(dim=0).sqrt()
+    varies = deviation > 1e-12
+    return torch.where(varies, centered / torch.where(varies, deviation, 1), 0)
+
+
+def principal_components(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n 2"]:
+    """Where each row lies along the two directions of largest variance, the longer tail to the right and top."""
+    left, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
+    points = rows.new_zeros(len(rows), 2)
+    n_components = min(2, left.shape[1])
+    points[:, :n_components] = (left * lengths)[:, :2]
+    tails = (points * points * points).sum(dim=0)
+    return points * torch.where(tails < 0, -1, 1)
+
+
+def two_means(points: Float[Tensor, "n 2"]) -> Bool[Tensor, " n"]:
+    """Who belongs to the second of two groups; they grow from the two ends of the first component."""
+    first, second = points[points[:, 0].argmin()], points[points[:, 0].argmax()]
+    members = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    for _ in range(100):
+        nearer = (points - second).norm(dim=1) < (points - first).norm(dim=1)
+        if torch.equal(nearer, members) or not bool(nearer.any()):
+            return nearer
+        members, first, second = nearer, points[~nearer].mean(dim=0), points[nearer].mean(dim=0)
+    return members

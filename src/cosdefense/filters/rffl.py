@@ -1,0 +1,74 @@
+"""RFFL: a reputation for every client, earned by agreeing with the aggregate; the lowest are removed for good.
+
+Xu, Lyu. A Reputation Mechanism Is All You Need: Collaborative Fairness and Adversarial Robustness in
+Federated Learning. 2020. https://arxiv.org/abs/2011.10464
+
+The paper's other half, letting clients download only as much of the model as their reputation earns, is
+out of scope: here everybody receives the whole model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import Filter, Judgment, Need, State
+from ..memory import ClientTable
+from ..ops import cosine
+
+
+@dataclass(frozen=True)
+class RFFL(Filter):
+    """r ← decay · r + (1 − decay) · cos(u, Σ r u), shared out over the round; removed below threshold / n.
+
+    The authors expect every client in every round. Here a round shares out what its participants held
+    before, newcomers bring the fair share (the authors' zero would remove them at once), and the
+    warm-up is each client's own; with everybody present all of this is the authors' rule.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})
+
+    decay: float = 0.95
+    threshold: float = 1 / 3  # of the fair share
+    warm_up: int = 10  # rounds in which a client cannot be removed yet
+    capacity: int = 10_000  # how many clients are remembered; a removed one that is forgotten may return
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"RFFL.decay must be in [0, 1), got {self.decay}")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"RFFL.threshold must be in [0, 1), got {self.threshold}")
+        if self.warm_up < 0:
+            raise ValueError(f"RFFL.warm_up must be at least 0, got {self.warm_up}")
+        if self.capacity < 1:
+            raise ValueError(f"RFFL.capacity must be at least 1, got {self.capacity}")
+
+    def init(self) -> ClientTable:
+        return ClientTable.empty()  # columns: reputation in fair shares, rounds seen, whether removed
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        newcomer = cohort.weights.new_tensor([1.0, 0.0, 0.0]).expand(len(cohort), 3)
+        reputation, seen, removed = state.lookup(cohort.clients, default=newcomer).unbind(dim=1)
+        weights = reputation * (removed == 0)
+        after = self._earned(weights, cohort)
+        fair = after.sum() / (weights > 0).sum().clamp_min(1)
+        low = (after < self.threshold * fair) & (seen + 1 >= self.warm_up)
+        rows = torch.stack([after, seen + 1, torch.maximum(removed, low.to(removed.dtype))], dim=1)
+        return Judgment(-weights, weights), state.updated(cohort.clients, rows, self.capacity)
+
+    def _earned(self, weights: Float[Tensor, " n"], cohort: Cohort) -> Float[Tensor, " n"]:
+        """Reputations after the round; in sum the same as before."""
+        held = weights.sum()
+        if held == 0:
+            return weights
+        shares = weights / held
+        agreement = cosine(cohort.trainable(), shares @ cohort.trainable())
+        # The authors never see a negative reputation: whoever comes near it is removed first.
+        earned = (self.decay * shares + (1 - self.decay) * agreement).clamp_min(0) * (weights > 0)
+        total = earned.sum()
+        return earned / torch.where(total > 0, total, 1) * held
