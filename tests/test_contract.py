@@ -51,7 +51,7 @@ FILTER_CASES = [
     FoolsGold(head_only=True, capacity=5),
     PCAClusters(source=1),
     RFFL(warm_up=0, threshold=0.9),
-    Sageflow(max_entropy=2.0, delta=5.0, relative=False),
+    Sageflow(max_entropy=2.0, delta=5.0, patient=False),
 ]
 # For these, equal updates are no sign of honesty: the server's data decide, or agreement itself is suspicious.
 NOT_BY_AGREEMENT = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from cosdefense.client import LocalSGD
@@ -10,19 +12,34 @@ from cosdefense.data.partition import LabelSkew
 from cosdefense.models import small_cnn
 from cosdefense.simulation import World
 from cosdefense.task import Task
+from cosdefense.trusted import ServerData
 
 
-def digits_world(seed: int = 0, n_clients: int = 50, malicious: float = 0.3, lr: float = 0.1) -> World:
+def digits_world(
+    seed: int = 0,
+    n_clients: int = 50,
+    malicious: float = 0.3,
+    lr: float = 0.1,
+    trusted: int = 0,
+    shared: int = 0,
+    q: float = 0.5,
+) -> World:
+    """Fifty clients with 28 digits each; `trusted` of the training set go to the server, `shared` of each client's."""
     digits = load("digits")
     torch.manual_seed(seed)
     liars = torch.zeros(n_clients, dtype=torch.bool)
     liars[torch.randperm(n_clients)[: round(malicious * n_clients)]] = True
-    return World(
+    held, free = torch.arange(trusted), torch.arange(trusted, len(digits.train_labels))
+    owned = LabelSkew(q)(digits.train_labels[free], 10, n_clients, seed)
+    world = World(
         task=Task.of(small_cnn((1, 8, 8), 10, width=8), mean=digits.mean, std=digits.std),
         images=digits.train_images,
         labels=digits.train_labels,
-        partition=LabelSkew(0.5)(digits.train_labels, 10, n_clients, seed),
+        partition=[free[own] for own in owned],
         malicious=liars,
         n_classes=10,
         trainer=LocalSGD(lr),
     )
+    samples = {client: own[:shared] for client, own in enumerate(world.partition)} if shared else {}
+    server = ServerData(world.task, world.trainer, 1, 8, world.images, world.labels, held, samples)
+    return replace(world, trusted_data=server) if trusted or shared else world

@@ -91,9 +91,9 @@ def bygars_plus_plus(rate: float = 0.1, capacity: int = 10_000) -> Defense:
     return Defense((ByGARSPlusPlus(rate, capacity),), Mean())
 
 
-def sageflow(max_entropy: float = 1.0, delta: float = 1.0, relative: bool = True) -> Defense:
+def sageflow(max_entropy: float = 1.0, delta: float = 1.0, patient: bool = True) -> Defense:
     """Reject models that are undecided about public data, then a mean weighted by their loss on it."""
-    return Defense((Sageflow(max_entropy, delta, relative),), Mean())
+    return Defense((Sageflow(max_entropy, delta, patient),), Mean())
 
 
 def diversefl(min_cosine: float = 0.0, shortest: float = 0.5, longest: float = 2.0) -> Defense:

@@ -66,9 +66,7 @@ def standardized(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
 def principal_components(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n 2"]:
     """Where each row lies along the two directions of largest variance, the longer tail to the right and top."""
     left, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
-    points = rows.new_zeros(len(rows), 2)
-    n_components = min(2, left.shape[1])
-    points[:, :n_components] = (left * lengths)[:, :2]
+    points: Tensor = torch.nn.functional.pad(left * lengths, (0, 2))[:, :2]  # a single client has one component
     tails = (points * points * points).sum(dim=0)
     return points * torch.where(tails < 0, -1, 1)
 

@@ -30,7 +30,7 @@ class Sageflow(Filter):
 
     max_entropy: float = 1.0  # in nats; the authors' value for untargeted attacks, and 2 against backdoors
     delta: float = 1.0  # likewise: 1, and 5 against backdoors
-    relative: bool = True  # never stricter than the global model itself; False: the paper's fixed limit
+    patient: bool = True  # no entropy filter while the global model itself would not pass; False: as in the paper
 
     def __post_init__(self) -> None:
         if not 0 < self.max_entropy < math.inf:
@@ -41,14 +41,18 @@ class Sageflow(Filter):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         tested = [_tested(cohort, cohort.params + update) for update in cohort.updates]
         entropy, loss = torch.stack([e for e, _ in tested]), torch.stack([x for _, x in tested])
-        # A fresh model is undecided about everything: under a fixed limit, clients that take one
-        # step a round would all be rejected in the first round, and so in every other.
-        limit = _tested(cohort, cohort.params)[0].clamp_min(self.max_entropy) if self.relative else self.max_entropy
-        accepted = (entropy < limit) & loss.isfinite()
+        accepted = ((entropy < self.max_entropy) | self._too_early(cohort)) & loss.isfinite()
         powers = -self.delta * loss.clamp_min(1e-12).log()
         powers = torch.where(accepted, powers, -math.inf)
         weights = (powers - powers.max()).exp() if bool(accepted.any()) else torch.zeros_like(powers)
         return Judgment(entropy, weights.to(cohort.weights.dtype)), state
+
+    def _too_early(self, cohort: Cohort) -> bool:
+        """A fresh model is undecided about everything.
+
+        Where clients take one step a round, all of them would be rejected in the first round, and so in every other.
+        """
+        return self.patient and float(_tested(cohort, cohort.params)[0]) >= self.max_entropy
 
 
 def _tested(cohort: Cohort, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
