@@ -41,7 +41,7 @@ ROOMS = (
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
     {"preparation", "console", "listing"},
-    {"running"},
+    {"running", "catalog_page"},
     {"cli", "__main__"},
 )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from . import __version__, console, listing
+from . import __version__, catalog_page, console, listing
 from .checkpoint import DamagedCheckpoint
 from .data import DATASETS, DataError, datasets
 from .experiment import Experiment, load
@@ -94,6 +94,7 @@ def report(
 ) -> None:
     """Write PNG figures and one HTML page that works offline."""
     read = [read_run(path) for folder in runs for path in _records_below(folder)]
+    read.sort(key=lambda run: (run.header.get("attack") != "none", run.label != "none"))  # what others are measured by
     folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
     console.show_report(
         write_report(read, folder, str(read[0].header["experiment"].get("name", runs[0].name))), as_json
@@ -104,8 +105,12 @@ def report(
 def list_parts(
     kind: Annotated[listing.Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
     as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/catalog.md: all parts, in full.")] = False,
 ) -> None:
-    """What there is, with options and defaults."""
+    """What there is, what it needs, with options and defaults."""
+    if markdown:
+        console.print_text(catalog_page.page())
+        return
     kinds = [kind] if kind else list(listing.Kind)
     if as_json:
         console.print_json({str(kind): listing.entries(kind) for kind in kinds})

@@ -99,7 +99,23 @@ def _paths(written: Report) -> dict[str, Any]:
 
 
 def print_json(content: object) -> None:
-    print(json.dumps(content))  # noqa: T201 (rich would wrap it)
+    print_text(json.dumps(content) + "\n")
+
+
+def print_text(text: str) -> None:
+    print(text, end="")  # noqa: T201 (rich would wrap it)
+
+
+COLUMNS = {
+    "final_accuracy": "final accuracy, %",
+    "tail_accuracy": "mean of last tenth, %",
+    "attack_success": "attack success, %",
+    "source_recall": "source recall, %",
+    "adversarial_accuracy": "adversarial accuracy, %",
+    "malicious_rejected": "malicious rejected, %",
+    "honest_rejected": "honest rejected, %",
+}
+OPTIONAL = ("attack_success", "source_recall", "adversarial_accuracy")  # shown where something was measured
 
 
 def results_table(runs: Sequence[RunRecord]) -> Table:
@@ -111,9 +127,11 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
         table.add_column("attack")
     short = max(len(run.header["defense"]) for run in runs) <= 20  # only then may a name squeeze the numbers
     table.add_column("defense", no_wrap=short)
-    for title in ("final accuracy, %", "mean of last tenth, %", "malicious rejected, %", "honest rejected, %"):
-        table.add_column(title, justify="right")
-    keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")
+    keys = [
+        key for key in COLUMNS if key not in OPTIONAL or any((run.summary or {}).get(key) is not None for run in runs)
+    ]
+    for key in keys:
+        table.add_column(COLUMNS[key], justify="right")
     groups: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
         groups.setdefault((run.header["attack"], run.header["defense"]), []).append(run)

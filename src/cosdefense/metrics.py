@@ -91,7 +91,7 @@ def tail_mean(rounds: Sequence[RoundRecord], share: float = 0.1) -> float | None
 
 
 def final_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
-    return next((record.accuracy for record in reversed(rounds) if record.accuracy is not None), None)
+    return _last(record.accuracy for record in rounds)
 
 
 def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
@@ -99,11 +99,12 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     detection = Detection.of(rounds)
     filters = sorted({name for record in rounds for name in record.scores})
     phases = sorted({phase for record in rounds for phase in record.seconds})
-    success = [record.attack_success for record in rounds if record.attack_success is not None]
     return {
         "final_accuracy": final_accuracy(rounds),
         "tail_accuracy": tail_mean(rounds),
-        "attack_success": success[-1] if success else None,
+        "attack_success": _last(record.attack_success for record in rounds),
+        "source_recall": _last(record.source_recall for record in rounds),
+        "adversarial_accuracy": _last(record.adversarial_accuracy for record in rounds),
         "malicious_rejected": detection.recall,
         "honest_rejected": detection.false_positive_rate,
         "precision": detection.precision,
@@ -114,6 +115,11 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "seconds": {phase: sum(record.seconds.get(phase, 0.0) for record in rounds) for phase in phases},
         "peak_memory": {phase: max(record.peak_memory.get(phase, 0) for record in rounds) for phase in phases},
     }
+
+
+def _last(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None
 
 
 def _share(part: int, rest: int) -> float | None:

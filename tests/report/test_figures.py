@@ -15,8 +15,8 @@ from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, mak
 from cosdefense.metrics import Detection, final_accuracy
 from cosdefense.records import RunRecord
 from cosdefense.report.figure import Figure, Panel
-from cosdefense.report.figures import figures_of
-from cosdefense.report.rows import MAX_BINS, MAX_CLIENTS, MAX_POINTS
+from cosdefense.report.figures import MAX_PANELS, figures_of
+from cosdefense.report.rows import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_POINTS
 
 
 def figures(runs: list[RunRecord]) -> dict[str, Figure]:
@@ -174,13 +174,52 @@ def test_the_split_is_drawn_sample_by_sample() -> None:
     assert [row["class"] for row in unnamed.rows[:3]] == ["0", "1", "2"]
 
 
-def test_the_grid_holds_the_mean_final_accuracy_of_every_pair() -> None:
+def test_the_grid_holds_the_mean_of_every_pair() -> None:
     runs = make_runs(seeds=2, attacks=("inner-product", "none"), rounds=100)
-    (panel,) = figures(runs)["grid"].panels
-    assert len(panel.rows) == 8
-    for row in drawn_rows(panel):
+    accuracy, malicious, honest = figures(runs)["grid"].panels
+    assert len(accuracy.rows) == 8
+    assert {(row["attack"], row["defense"]) for row in malicious.rows} == {
+        ("inner-product", "multi-krum"),
+        ("inner-product", "cosdefense"),
+    }
+    for row in drawn_rows(accuracy):
         same = [run for run in runs if (run.header["attack"], run.label) == (row["attack"], row["defense"])]
-        assert row["accuracy"] == pytest.approx(fmean(final_accuracy(run.rounds) or 0.0 for run in same), abs=1e-5)
+        assert row["share"] == pytest.approx(fmean(final_accuracy(run.rounds) or 0.0 for run in same), abs=1e-5)
+    for row in drawn_rows(honest):
+        same = [run for run in runs if (run.header["attack"], run.label) == (row["attack"], row["defense"])]
+        rates = [Detection.of(run.rounds).false_positive_rate or 0.0 for run in same]
+        assert row["share"] == pytest.approx(fmean(rates), abs=1e-5)
+
+
+def test_many_runs_are_told_by_heat_maps_and_the_first_panels() -> None:
+    attacks = tuple(f"attack {number}" for number in range(10))
+    drawn = figures([make_run(attack=attack, rounds=70) for attack in attacks])
+    assert len(drawn["scores"].panels) == 10
+    assert "The first" not in drawn["scores"].caption
+    runs = [
+        make_run(defense, attack=attack, rounds=70) for attack in attacks for defense in ("cosdefense", "multi-krum")
+    ]
+    drawn = figures(runs)
+    for name in ("scores", "rejections", "confusion"):
+        assert len(drawn[name].panels) == MAX_PANELS
+        assert f"The first {MAX_PANELS} of 20" in drawn[name].caption
+    assert len(drawn["grid"].panels[0].rows) == 20
+
+
+def test_pictures_in_two_dimensions() -> None:
+    run = make_run("pca", rounds=70)
+    places = tuple((float(i), float(-i)) for i in range(9))
+    rounds = [replace(record, points={"PCAClusters": (*places, None)}) for record in run.rounds]
+    (panel,) = figures([replace(run, rounds=tuple(rounds))])["points"].panels
+    rows = drawn_rows(panel)
+    assert len(rows) == MAX_DOTS
+    assert rows[-1]["round"] == 69
+    last = [row for row in rows if row["round"] == 69]
+    assert [(row["x"], row["y"]) for row in last] == [(i, -i) for i in range(9)]  # the tenth was never judged
+    truth = run.rounds[69].malicious
+    assert truth is not None
+    assert [row["who"] == "malicious" for row in last] == list(truth[:9])
+    assert "points" not in figures([run])
 
 
 def test_each_attack_has_its_chart_and_only_a_late_attack_its_rule() -> None:

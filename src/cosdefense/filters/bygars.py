@@ -33,7 +33,7 @@ class ByGARS(Filter):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
 
     steps: int = 3  # how often the server looks where the reputations so far would lead
-    rate: float = 0.05
+    rate: float = 0.05  # how much of each look goes into a reputation
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -59,7 +59,7 @@ class ByGARSPlusPlus(Filter):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA, Need.CLIENT_MEMORY})
 
-    rate: float = 0.1
+    rate: float = 0.1  # how much of a round goes into a reputation
     capacity: int = 10_000  # how many clients are remembered
 
     def __post_init__(self) -> None:

@@ -29,8 +29,8 @@ class DiverseFL(Filter):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
 
     min_cosine: float = 0.0  # the paper states it for ⟨u, ũ⟩, which is the same at 0
-    shortest: float = 0.5
-    longest: float = 2.0
+    shortest: float = 0.5  # relative to the guide
+    longest: float = 2.0  # likewise
 
     def __post_init__(self) -> None:
         if not -1 <= self.min_cosine < 1:

@@ -76,7 +76,7 @@ def two_means(points: Float[Tensor, "n 2"]) -> Bool[Tensor, " n"]:
     first, second = points[points[:, 0].argmin()], points[points[:, 0].argmax()]
     members = torch.zeros(len(points), dtype=torch.bool, device=points.device)
     for _ in range(100):
-        nearer = (points - second).norm(dim=1) < (points - first).norm(dim=1)
+        nearer: Tensor = (points - second).norm(dim=1) < (points - first).norm(dim=1)
         if torch.equal(nearer, members) or not bool(nearer.any()):
             return nearer
         members, first, second = nearer, points[~nearer].mean(dim=0), points[nearer].mean(dim=0)

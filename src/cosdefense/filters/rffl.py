@@ -33,7 +33,7 @@ class RFFL(Filter):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})
 
-    decay: float = 0.95
+    decay: float = 0.95  # how much of a reputation stays from round to round
     threshold: float = 1 / 3  # of the fair share
     warm_up: int = 10  # rounds in which a client cannot be removed yet
     capacity: int = 10_000  # how many clients are remembered; a removed one that is forgotten may return

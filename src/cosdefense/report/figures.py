@@ -1,4 +1,4 @@
-"""The figures of a report: six questions, each answered by one or more charts."""
+"""The figures of a report: a question each, answered by one or more charts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import altair as alt
 from ..records import RunRecord
 from . import rows as numbers
 from .figure import Entry, Figure, Panel
+from .grids import grid_figure
 from .marks import (
     attack_start,
     bare_axis,
@@ -23,14 +24,17 @@ from .marks import (
     truth_color,
     truth_legend,
 )
-from .rows import MAX_CLIENTS, Group, Row, under
+from .rows import MAX_CLIENTS, MAX_DOTS, Group, Row, under
 from .theme import HEAT, TRUTH, colors, dashes
+
+MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat maps
 
 
 def figures_of(runs: Sequence[RunRecord]) -> list[Figure]:
     """Every figure that has data."""
     groups = numbers.grouped(runs)
-    drawn = [_accuracy(groups), _grid(groups), _scores(groups), _rejections(groups), _confusion(groups), _split(runs)]
+    drawn = [_accuracy(groups), grid_figure(groups), _scores(groups), _points(groups), _rejections(groups)]
+    drawn += [_confusion(groups), _split(runs)]
     return [figure for figure in drawn if figure.panels]
 
 
@@ -70,24 +74,13 @@ def _curves(groups: Sequence[Group], names: Sequence[Entry]) -> Panel:
     return Panel(title, said, rows, _stacked(layers, 320).add_params(picked))
 
 
-def _grid(groups: Sequence[Group]) -> Figure:
-    rows = numbers.grid_rows(groups)
-    attacks, defenses = (list(dict.fromkeys(row[key] for row in rows)) for key in ("attack", "defense"))
-    x = alt.X("attack:N", title=None, scale=cells(attacks), axis=bare_axis(labelAngle=-35))
-    y = alt.Y("defense:N", title=None, scale=cells(defenses), axis=bare_axis())
-    tips = [tip("defense:N"), tip("attack:N"), tip("accuracy:Q", ".1%")]
-    drawn = heat(x, y, "accuracy", alt.Text("accuracy:Q", format=".1%"), tips).properties(height=36 * len(defenses))
-    said = "; ".join(f"{row['defense']} {under(row['attack'])} {row['accuracy']:.1%}" for row in rows)
-    panels = (Panel("", f"Final accuracy of every defense under every attack: {said}.", rows, drawn),) if rows else ()
-    caption = "Accuracy in the last evaluated round, the mean over seeds."
-    return Figure("grid", "Final accuracy by defense and attack", caption, panels, max(420, 90 * len(attacks)))
-
-
 def _scores(groups: Sequence[Group]) -> Figure:
-    panels = tuple(_score_bands(group, name, _title(group, groups)) for group in groups for name in group.filters)
+    judged = [(group, name) for group in groups for name in group.filters]
+    panels = tuple(_score_bands(group, name, _title(group, groups)) for group, name in judged[:MAX_PANELS])
     names = _truths(panels)
     title = "Scores of honest and malicious clients" if names else "Scores of the clients"
     caption = "What each filter thought of the clients. Lines are means, bands hold the middle 80% of the scores."
+    caption += _left_out(judged)
     return Figure("scores", title, caption, panels, 460, min(2, len(panels) or 1), names)
 
 
@@ -103,12 +96,47 @@ def _score_bands(group: Group, filter_name: str, title: str) -> Panel:
     return Panel(title, said, rows, _stacked([band, line, *attack_start([group], rows)], 220))
 
 
+def _points(groups: Sequence[Group]) -> Figure:
+    drawn = [(group, name) for group in groups for name in group.pictures]
+    panels = tuple(_scatter(group, name, _title(group, groups)) for group, name in drawn[:MAX_PANELS])
+    caption = f"Where a filter that looks at two dimensions saw the clients; the last {MAX_DOTS} updates it judged. "
+    caption += "Every round has axes of its own, turned so that the longer tail lies to the right and top. "
+    caption += "Crosses were rejected." + _left_out(drawn)
+    return Figure(
+        "points", "Clients in two dimensions", caption, panels, 460, min(2, len(panels) or 1), _truths(panels)
+    )
+
+
+def _scatter(group: Group, filter_name: str, title: str) -> Panel:
+    rows = numbers.point_rows(group, filter_name)
+    axis = alt.Axis(grid=False, tickCount=5)
+    fate = alt.Scale(domain=["accepted", "rejected"], range=["circle", "cross"])
+    tips = [tip("client:N"), tip("who:N", title="was"), tip("fate:N", title="was found"), tip("round:Q")]
+    dots = (
+        chart()
+        .mark_point(filled=True, size=45, opacity=0.7)
+        .encode(
+            x=alt.X("x:Q", title="first component", axis=axis, scale=alt.Scale(zero=False)),
+            y=alt.Y("y:Q", title="second component", axis=axis, scale=alt.Scale(zero=False)),
+            color=truth_color(rows),
+            shape=alt.Shape("fate:N", scale=fate, legend=None),
+            tooltip=tips,
+        )
+    )
+    counts = ", ".join(
+        f"{who} {sum(row['who'] == who for row in rows)}" for who in dict.fromkeys(r["who"] for r in rows)
+    )
+    return Panel(title, f"Clients in two dimensions, {title}: {counts}.", rows, _stacked([dots], 320))
+
+
 def _rejections(groups: Sequence[Group]) -> Figure:
-    judged = [(group, numbers.rejection_rows(group)) for group in groups]
-    panels = tuple(_bars(rows, _title(group, groups)) for group, rows in judged if rows)
+    found = [(group, numbers.rejection_rows(group)) for group in groups]
+    judged = [(group, rows) for group, rows in found if rows]
+    panels = tuple(_bars(rows, _title(group, groups)) for group, rows in judged[:MAX_PANELS])
     names = _truths(panels)
     caption = "One bar per client, most often rejected first: the share of rounds in which it was rejected."
     caption += " For malicious clients only rounds in which they attacked are counted." if names else ""
+    caption += _left_out(judged)
     return Figure("rejections", "Who was rejected how often", caption, panels, 460, min(2, len(panels) or 1), names)
 
 
@@ -126,10 +154,11 @@ def _bars(every: list[Row], title: str) -> Panel:
 
 
 def _confusion(groups: Sequence[Group]) -> Figure:
-    judged = [(group, numbers.confusion_rows(group)) for group in groups]
-    panels = tuple(_fates(rows, _title(group, groups)) for group, rows in judged if rows)
-    caption = "Updates that a filter judged, counted once per round; percentages are of the row."
-    columns = sum(bool(rows) for group, rows in judged if group.attack == groups[0].attack)  # one attack, one line
+    found = [(group, numbers.confusion_rows(group)) for group in groups]
+    judged = [(group, rows) for group, rows in found if rows]
+    panels = tuple(_fates(rows, _title(group, groups)) for group, rows in judged[:MAX_PANELS])
+    caption = "Updates that a filter judged, counted once per round; percentages are of the row." + _left_out(judged)
+    columns = sum(group.attack == groups[0].attack for group, _ in judged)  # one attack, one line
     title = "What became of malicious and honest updates"
     return Figure("confusion", title, caption, panels, 300, min(3, max(1, columns)))
 
@@ -162,6 +191,13 @@ def _split(runs: Sequence[RunRecord]) -> Figure:
         else ()
     )
     return Figure("split", "How the data are split", "How many samples of each class each client holds.", panels)
+
+
+def _left_out(everything: Sequence[object]) -> str:
+    """What is said where there is not room for all."""
+    if len(everything) <= MAX_PANELS:
+        return ""
+    return f" The first {MAX_PANELS} of {len(everything)}; a report of a single run's folder shows its own."
 
 
 def _title(group: Group, groups: Sequence[Group]) -> str:

@@ -66,6 +66,8 @@ COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
     ("Final accuracy", _spread(lambda summary: summary["final_accuracy"], ".1%")),
     ("Last tenth", _spread(lambda summary: summary["tail_accuracy"], ".1%")),
     ("Attack success", _spread(lambda summary: summary["attack_success"], ".1%")),
+    ("Source recall", _spread(lambda summary: summary["source_recall"], ".1%")),
+    ("Adversarial accuracy", _spread(lambda summary: summary["adversarial_accuracy"], ".1%")),
     ("Malicious rejected", _spread(lambda summary: summary["malicious_rejected"], ".1%")),
     ("Honest rejected", _spread(lambda summary: summary["honest_rejected"], ".1%")),
     ("Precision", _spread(lambda summary: summary["precision"], ".1%")),
@@ -79,6 +81,9 @@ COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
 NOTES = {
     "Final accuracy": "Accuracy is measured on held-out data.",
     "Last tenth": "Last tenth: its mean over the last tenth of the rounds.",
+    "Attack success": "Attack success: the share of the images aimed at that got the label the attackers wanted.",
+    "Source recall": "Source recall: the share of those images, unchanged, that still got their true label.",
+    "Adversarial accuracy": "Adversarial accuracy: on test images that PGD has moved to where the model errs.",
     "Precision": "Precision: the share of rejected updates that were malicious.",
     "Clean-round false positives": "Clean-round false positives: the share of honest updates rejected in rounds "
     "without any attacker.",

@@ -20,6 +20,7 @@ Row = dict[str, Any]
 
 MAX_POINTS = 250  # per curve: about one every three pixels
 MAX_BINS = 50  # of rounds, where scores are drawn
+MAX_DOTS = 400  # of a picture in two dimensions
 MAX_CLIENTS = 200  # per chart: more bars than that are thinner than a pixel on a phone
 
 
@@ -44,6 +45,11 @@ class Group:
         """Filters that gave a score to anybody while the defense was on."""
         defended = [record.scores for record in self.rounds if record.defended]
         return sorted({name for scores in defended for name, found in scores.items() if any_number(found)})
+
+    @cached_property
+    def pictures(self) -> list[str]:
+        """Filters that drew one."""
+        return sorted({name for record in self.rounds if record.defended for name in record.points})
 
     @cached_property
     def attack_starts(self) -> list[int]:
@@ -205,13 +211,26 @@ def split_rows(runs: Sequence[RunRecord]) -> tuple[list[Row], str]:
     return [], ""
 
 
-def grid_rows(groups: Sequence[Group]) -> list[Row]:
-    """Final accuracy per defense and attack, the mean over seeds; nothing with a single attack."""
+def grid_rows(groups: Sequence[Group], key: str) -> list[Row]:
+    """One number of the summary per defense and attack, the mean over seeds; nothing with a single attack."""
     if len({group.attack for group in groups}) < 2:
         return []
     rows = []
     for group in groups:
-        found = [summary["final_accuracy"] for summary in group.summaries if summary["final_accuracy"] is not None]
+        found = [summary[key] for summary in group.summaries if summary[key] is not None]
         if found:
-            rows.append({"attack": group.attack, "defense": group.defense, "accuracy": round(fmean(found), 5)})
+            rows.append({"attack": group.attack, "defense": group.defense, "share": round(fmean(found), 5)})
     return rows
+
+
+def point_rows(group: Group, filter_name: str) -> list[Row]:
+    """The latest updates as a filter that draws a picture saw them."""
+    rows = []
+    for record in group.rounds:
+        for index, (who, place) in enumerate(zip(truths(record), record.points.get(filter_name, ()), strict=False)):
+            if place is not None and any_number(place):
+                fate = "rejected" if record.weights[index] == 0 else "accepted"
+                x, y = (float(f"{value:.5g}") for value in place)
+                row = {"x": x, "y": y, "who": who, "fate": fate, "round": record.round}
+                rows.append(row | {"client": str(record.clients[index])})
+    return rows[-MAX_DOTS:]
