@@ -302,7 +302,7 @@ def test_fat_hardens_against_adversarial_images() -> None:
     start = trained(world, rounds=60, batch=8)
     plain, saved = (
         outcome(world, Attack(), name, rounds=100, batch=8, start=start, adversary=adversary, options=options).found
-        for name, options in (("fedavg", Options()), ("fat", {"steps": 3}))
+        for name, options in (("fedavg", None), ("fat", Options(steps=3)))
     )
     assert plain.adversarial_accuracy is not None
     assert saved.adversarial_accuracy is not None

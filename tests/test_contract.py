@@ -28,14 +28,13 @@ from cosdefense.filters import (
     ByGARSPlusPlus,
     Clip,
     CosDefense,
-    DiverseFL,
-    FLTrust,
     FoolsGold,
     Krum,
     PCAClusters,
     Sageflow,
 )
 from cosdefense.testing import check_aggregator, check_attack, check_defense, check_filter
+from promises import ADDS_NOISE, NOT_BY_AGREEMENT
 
 # Every class of the catalog with its defaults, and the options that change its behavior.
 FILTER_CASES = [
@@ -53,8 +52,6 @@ FILTER_CASES = [
     RFFL(warm_up=0, threshold=0.9),
     Sageflow(max_entropy=2.0, delta=5.0, patient=False),
 ]
-# For these, equal updates are no sign of honesty: the server's data decide, or agreement itself is suspicious.
-NOT_BY_AGREEMENT = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow)
 AGGREGATOR_CASES = [
     *(kind() for kind in AGGREGATORS.values()),
     TrimmedMean(0.1),
@@ -82,7 +79,7 @@ def test_filters(part: Filter) -> None:
 
 @pytest.mark.parametrize("part", AGGREGATOR_CASES, ids=repr)
 def test_aggregators(part: Aggregator) -> None:
-    check_aggregator(part, adds_noise=isinstance(part, NoisyMean))
+    check_aggregator(part, adds_noise=isinstance(part, ADDS_NOISE))
 
 
 @pytest.mark.parametrize("attack", ATTACK_CASES, ids=repr)
