@@ -1,4 +1,4 @@
-"""Small stand-ins for tests of single parts: a model of two weights and one statistic, a server that knows the answer."""
+"""Stand-ins for tests of single parts: a model of two weights and one statistic, a server that knows the answer."""
 
 from __future__ import annotations
 
