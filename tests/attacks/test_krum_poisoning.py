@@ -135,7 +135,7 @@ def test_too_few_for_krum(n: int) -> None:
     rows = torch.ones(n, 2, dtype=torch.float64)
     for liars in (torch.arange(n) == 0, torch.ones(n, dtype=torch.bool)):
         for knowledge in ("full", "partial"):
-            forged, _ = KrumPoisoning(knowledge=knowledge).forge(wide(rows), liars, None)  # type: ignore[arg-type]
+            forged, _ = KrumPoisoning(knowledge=knowledge).forge(wide(rows), liars, None)
             assert bool(forged.isfinite().all())
     nobody, _ = KrumPoisoning().forge(wide(rows), torch.zeros(n, dtype=torch.bool), None)
     assert torch.equal(nobody, rows)

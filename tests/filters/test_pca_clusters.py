@@ -149,13 +149,12 @@ def slow_two_means(points: list[tuple[float, float]]) -> list[bool] | None:
         if nearer == members or not any(nearer):
             return nearer
         members = nearer
-        first, second = (
-            tuple(math.fsum(p[k] for p in group) / len(group) for k in range(2))  # type: ignore[misc]
-            for group in (
-                [p for p, member in zip(points, members, strict=True) if not member],
-                [p for p, member in zip(points, members, strict=True) if member],
-            )
-        )
+        first = slow_middle([p for p, member in zip(points, members, strict=True) if not member])
+        second = slow_middle([p for p, member in zip(points, members, strict=True) if member])
+
+
+def slow_middle(points: list[tuple[float, float]]) -> tuple[float, float]:
+    return math.fsum(x for x, _ in points) / len(points), math.fsum(y for _, y in points) / len(points)
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 3), (12, 40), (30, 7), (3, 2)])

@@ -74,6 +74,17 @@ def test_the_threshold_is_a_share_of_the_fair_one() -> None:
     assert all(row[2] > 0 for row in found)
 
 
+def test_the_fair_share_is_that_of_those_who_are_left() -> None:
+    # Decay ½: shares ⅓ become ⅙ + ½, ⅙ + ½ and less than nothing: ½, ½ and removed. Then (100, 0) and (0, 1) lead to
+    # (50, ½): cosines 0.99995 and 0.01, so 0.75 and 0.255 of 1.005: 0.746 and 0.254. The limit is 0.6 · ½ = 0.3;
+    # a third of 0.6 would let the second one stay.
+    part = RFFL(decay=0.5, threshold=0.6, warm_up=0)
+    rows = [[100, 0], [0, 1], [0, 0]]
+    found, _ = weights_over(part, [cohort_of(LIAR), cohort_of(rows), cohort_of(rows)])
+    assert found[1] == pytest.approx([1.5, 1.5, 0])
+    assert found[2] == pytest.approx([3 * 0.74626, 0, 0], abs=1e-3)
+
+
 def test_the_removed_stay_removed() -> None:
     part = RFFL(warm_up=4)
     _, state = weights_over(part, [cohort_of(LIAR, [7, 8, 9])] * 4)
