@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from cosdefense import ops
 
@@ -38,11 +41,12 @@ def test_distances_of_nearly_identical_rows(dtype: torch.dtype) -> None:
 
 def test_blocks_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(6, 103, generator=torch.Generator().manual_seed(0))
-    whole = [ops.row_norms(values), ops.squared_distances(values), ops.median(values), ops.trimmed_mean(values, 1)]
+    trimmed = partial(ops.trimmed_mean, trim=1)
+    kernels: list[Callable[[Tensor], Tensor]] = [ops.row_norms, ops.squared_distances, ops.median, trimmed, ops.cosines]
+    whole = [kernel(values) for kernel in kernels]
     monkeypatch.setattr(ops, "BLOCK", 10)
-    parts = [ops.row_norms(values), ops.squared_distances(values), ops.median(values), ops.trimmed_mean(values, 1)]
-    for one, other in zip(whole, parts, strict=True):
-        assert torch.allclose(one, other, rtol=1e-6)
+    for one, kernel in zip(whole, kernels, strict=True):
+        assert torch.allclose(one, kernel(values), rtol=1e-6)
 
 
 def test_long_norms_do_not_drift() -> None:
@@ -66,6 +70,61 @@ def test_cosine() -> None:
 def test_cosine_at_any_size(size: float) -> None:
     values = torch.tensor([[3 * size, 4 * size]], dtype=torch.float64)
     assert float(ops.cosine(values, torch.tensor([1.0, 0.0], dtype=torch.float64))[0]) == pytest.approx(0.6)
+
+
+def test_cosines() -> None:
+    # (1, 0), (3, 4), (−2, 0), nothing: 0.6, −1 and −0.6, and nothing has an angle to nothing.
+    values = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-2.0, 0.0], [0.0, 0.0]])
+    found = ops.cosines(values)
+    assert found.dtype == torch.float64
+    expected = [1, 0.6, -1, 0, 0.6, 1, -0.6, 0, -1, -0.6, 1, 0, 0, 0, 0, 0]
+    assert found.flatten().tolist() == pytest.approx(expected)
+
+
+@given(rows)
+def test_cosines_are_cosines_of_pairs(values: list[list[float]]) -> None:
+    found = ops.cosines(torch.tensor(values, dtype=torch.float64))
+    for i, a in enumerate(values):
+        for j, b in enumerate(values):
+            # Scaled before they are squared: a double as small as 1e-200 still has a direction.
+            a_size, b_size = max(map(abs, a)) or 1.0, max(map(abs, b)) or 1.0
+            one, other = [x / a_size for x in a], [x / b_size for x in b]
+            lengths = math.hypot(*one) * math.hypot(*other)
+            expected = math.fsum(x * y for x, y in zip(one, other, strict=True)) / lengths if lengths else 0.0
+            assert float(found[i, j]) == pytest.approx(expected, abs=1e-12)
+    assert float(found.abs().max()) <= 1
+
+
+@pytest.mark.parametrize("size", [1e-308, 1e-160, 1e160, 1.5e308])
+def test_cosines_at_any_size(size: float) -> None:
+    """Two coordinates of 1.5e308 are a row whose length no number holds; its direction is there all the same."""
+    values = torch.tensor([[size, size], [1.0, 1.0], [size, -size], [size, 0.0]], dtype=torch.float64)
+    expected = [[1, 1, 0, 0.5**0.5], [1, 1, 0, 0.5**0.5], [0, 0, 1, 0.5**0.5], [0.5**0.5, 0.5**0.5, 0.5**0.5, 1]]
+    found = ops.cosines(values).flatten().tolist()
+    assert found == pytest.approx([x for row in expected for x in row], abs=1e-12)
+
+
+def test_cosines_of_a_huge_row_among_small_ones() -> None:
+    values = torch.tensor([[3e38, 3e38, 0.0], [1e-30, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    assert ops.cosines(values)[0].tolist() == pytest.approx([1, 0.5**0.5, 0])
+
+
+def test_rescaled() -> None:
+    values = torch.tensor([[1.0, -2.0], [3.0, 0.0], [0.0, 0.0]])
+    factors = torch.tensor([2.0, -0.5, 7.0], dtype=torch.float64)
+    found = ops.rescaled(values, factors)
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[2, -4], [-1.5, 0], [0, 0]]
+    assert values.tolist() == [[1, -2], [3, 0], [0, 0]]  # a copy
+
+
+def test_rescaled_by_more_than_the_rows_type_holds() -> None:
+    """1e300 is no float32; a zero row must stay zero all the same, not become NaN."""
+    factors = torch.tensor([1e300, -1e300, 1e300], dtype=torch.float64)
+    found = ops.rescaled(torch.tensor([[0.0, 0.0], [0.0, 1e-38], [1e-38, 0.0]]), factors)
+    assert found[0].tolist() == [0, 0]
+    assert bool(found.isfinite().all())
+    assert float(found[1, 1]) < 0 < float(found[2, 0])
 
 
 def test_min_max() -> None:

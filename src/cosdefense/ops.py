@@ -43,12 +43,15 @@ def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[
 
 def cosines(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
     """Cosine between every two rows, in float64; 0 where either is zero."""
-    norms = row_norms(rows)[:, None]
+    largest = torch.stack([block.abs().amax(dim=1) for block in _blocks(rows)]).amax(dim=0).double()[:, None]
+    scale = torch.where(largest > 0, largest, 1)  # first, so that no length over- or underflows
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for block in _blocks(rows):
-        unit = block.double() / torch.where(norms > 0, norms, 1)
-        total += unit @ unit.T
-    return total.clamp(-1, 1)
+        scaled = block.double() / scale
+        total += scaled @ scaled.T
+    lengths = total.diagonal().sqrt()
+    lengths = torch.where(lengths > 0, lengths, 1)
+    return (total / lengths[:, None] / lengths).clamp(-1, 1)
 
 
 def rescaled(rows: Float[Tensor, "n k"], factors: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:

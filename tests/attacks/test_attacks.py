@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from cosdefense import Attack, Cohort, Layout
-from cosdefense.attacks import InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.client import LocalSGD, train_clients
+from cosdefense.task import Task
 
 LIARS = torch.tensor([False, True, False, True])
 
@@ -62,6 +65,51 @@ def test_noise_is_an_identitys_own() -> None:
     here = cohort_of(ROWS)
     there = Cohort.of(here.updates, here.params, here.layout, torch.tensor([0, 3, 2, 1]))
     assert forged(Noise(), here) == forged(Noise(), there)[::-1]
+
+
+def test_noise_on_top_of_the_honest_update() -> None:
+    """The same noise as without the option, added to what the attacker would have sent."""
+    cohort = cohort_of(ROWS)
+    instead, on_top = (torch.tensor(forged(Noise(0.5, on_top=flag), cohort)) for flag in (False, True))
+    assert torch.allclose(on_top, instead + cohort.updates[LIARS], atol=1e-6)
+    assert not torch.allclose(on_top, instead)
+    assert forged(Noise(0.0, on_top=True), cohort) == [ROWS[1], ROWS[3]]
+    assert cohort.updates.tolist() == ROWS  # a copy
+
+
+def test_noise_on_top_has_the_promised_size() -> None:
+    rows = [[100.0] * 10_000] * 4
+    found = torch.tensor(forged(Noise(2.0, on_top=True), cohort_of(rows)))
+    assert float(found.mean()) == pytest.approx(100, abs=4 * 2 / 20_000**0.5)
+    assert float(found.std()) == pytest.approx(2, rel=0.02)  # 20,000 draws: ±0.5 %
+
+
+def test_sign_flip_at_every_step_climbs_and_sends_as_it_is() -> None:
+    """Turned round on the way, an update must not be turned round again at the end."""
+    assert forged(SignFlip(2.0, every_step=True), cohort_of(ROWS)) == [[20.0, 20.0], [40.0, 0.0]]
+    cohort = cohort_of(ROWS)
+    assert SignFlip(every_step=True).effort(cohort.params, cohort.layout, 2, None) == Effort(None, ascend=True)
+    assert SignFlip().effort(cohort.params, cohort.layout, 2, None) == Effort()
+
+
+def test_sign_flip_at_every_step_is_another_walk() -> None:
+    """One step: the same as turning the update round. Two: the second starts uphill, and the ways part."""
+    torch.manual_seed(0)
+    task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double())
+    images, labels = torch.rand(1, 2, 5, 1, 2, 2, dtype=torch.float64), torch.randint(0, 3, (1, 2, 5))
+    start = task.initial()
+
+    def sent(attack: SignFlip, steps: int) -> Tensor:
+        trainer = LocalSGD(0.5, ascend=attack.effort(start, task.layout, 1, None).ascend)
+        trained = train_clients(task, trainer, start, images[:, :steps], labels[:, :steps])
+        rows, _ = attack.forge(Cohort.of(trained, start, task.layout), torch.tensor([True]), None)
+        return rows[0]
+
+    assert torch.allclose(sent(SignFlip(), 1), sent(SignFlip(every_step=True), 1), atol=1e-14)
+    first, _ = task.gradient(start, images[0, 0], labels[0, 0])
+    second, _ = task.gradient(start + 0.5 * first, images[0, 1], labels[0, 1])
+    assert torch.allclose(sent(SignFlip(every_step=True), 2), 0.5 * (first + second), atol=1e-14)
+    assert not torch.allclose(sent(SignFlip(), 2), sent(SignFlip(every_step=True), 2), atol=1e-4)
 
 
 def flip(attack: LabelFlip, labels: list[int], n_classes: int = 10) -> list[int]:

@@ -84,9 +84,10 @@ def agreement(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
 
 
 def directions(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, "n d"]:
-    """Every row as long as the server's own update."""
-    length = row_norms(own[None, : cohort.layout.n_trainable])
-    return rescaled(cohort.updates, length / row_norms(cohort.trainable()).clamp_min(1e-300))
+    """Every row as long as the server's own update; statistics keep their size, as the factor may be a million."""
+    updates, n_trainable = cohort.trainable(), cohort.layout.n_trainable
+    factors = row_norms(own[None, :n_trainable]) / row_norms(updates).clamp_min(1e-300)
+    return torch.cat([rescaled(updates, factors), cohort.updates[:, n_trainable:]], dim=1)
 
 
 def reputed(reputations: Float[Tensor, " n"], rows: Float[Tensor, "n d"]) -> Judgment:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from ..cohort import Cohort
 from ..defense import Filter, Judgment, Need, State
 from ..ops import cosine, rescaled, row_norms
@@ -30,4 +32,6 @@ class FLTrust(Filter):
         agreement = cosine(updates, reference)
         norms = row_norms(updates)
         factors = row_norms(reference[None]) / norms.clamp_min(1e-300)  # a zero row agrees with nothing anyway
-        return Judgment(-agreement, agreement.clamp_min(0), rescaled(cohort.updates, factors)), state
+        # Statistics keep their size: where there is little left to learn, the factor may be a million.
+        rows = torch.cat([rescaled(updates, factors), cohort.updates[:, n_trainable:]], dim=1)
+        return Judgment(-agreement, agreement.clamp_min(0), rows), state

@@ -1,0 +1,102 @@
+"""Explicit boosting: up the loss, and longer by as much as the sampled attackers are outnumbered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cosdefense import Cohort, Defense, Layout
+from cosdefense.aggregators import Mean
+from cosdefense.attacks import ExplicitBoosting
+from cosdefense.client import LocalSGD, train_clients
+from cosdefense.defense import Aggregator, State
+from cosdefense.randomness import generator
+from cosdefense.simulation import simulate
+from worlds import digits_world
+
+
+def cohort_of(rows: list[list[float]]) -> Cohort:
+    return Cohort.of(torch.tensor(rows), torch.zeros(2), Layout((("w", (2,)),), "w", 2))
+
+
+def test_pinned_factor() -> None:
+    # One of four: times 4. Two of four: times 2. All: as it is.
+    cohort = cohort_of([[1.0, 2.0], [10.0, -4.0], [3.0, 6.0], [0.0, 1.0]])
+    liars = torch.tensor([False, True, False, False])
+    assert ExplicitBoosting().forge(cohort, liars, None)[0][liars].tolist() == [[40, -16]]
+    liars = torch.tensor([False, True, False, True])
+    assert ExplicitBoosting().forge(cohort, liars, None)[0][liars].tolist() == [[20, -8], [0, 2]]
+    everybody = torch.ones(4, dtype=torch.bool)
+    assert torch.equal(ExplicitBoosting().forge(cohort, everybody, None)[0], cohort.updates)
+
+
+def test_effort() -> None:
+    effort = ExplicitBoosting(steps=7).effort(torch.zeros(2), Layout((("w", (2,)),), "w", 2), 3, None)
+    assert effort.steps == 7
+    assert effort.ascend
+    assert ExplicitBoosting().steps == 5
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-50, 50)), min_size=1, max_size=12))
+def test_slow_twin(clients: list[tuple[bool, int]]) -> None:
+    """The mean of the round then holds the attackers' mean at full length."""
+    n, liars = len(clients), [i for i, (lies, _) in enumerate(clients) if lies]
+    cohort = cohort_of([[float(value), 1.0] for _, value in clients])
+    forged, _ = ExplicitBoosting().forge(cohort, torch.tensor([lies for lies, _ in clients]), None)
+    for i in liars:
+        assert forged[i].tolist() == pytest.approx([clients[i][1] * n / len(liars), n / len(liars)], rel=1e-6)
+    if liars:
+        share = sum(float(forged[i, 0]) for i in liars) / n
+        assert share == pytest.approx(sum(clients[i][1] for i in liars) / len(liars), rel=1e-5, abs=1e-4)
+
+
+@dataclass(frozen=True)
+class Recording(Aggregator):
+    """The mean, and everything that was sent as its memory."""
+
+    def init(self) -> State:
+        return None
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
+        return Mean()(cohort, None)[0], cohort.updates
+
+
+def test_what_is_sent_is_the_attackers_own_ascent() -> None:
+    """Five steps up the attacker's own loss, times n / m: not somebody else's update, nor one from before."""
+    world = digits_world(n_clients=12, malicious=0.3)
+    rounds = list(simulate(world, ExplicitBoosting(), Defense((), Recording()), rounds=2, sampled=8, batch=6, seed=5))
+    start = world.task.initial()
+    for number, done in enumerate(rounds):
+        sent, liars = done.after.defense_state[-1], done.malicious
+        assert 0 < int(liars.sum()) < 8
+        images, labels = world.batches(done.clients[liars], 5, 6, generator(5, "effort", number))
+        climbed = train_clients(world.task, LocalSGD(world.trainer.lr, ascend=True), start, images, labels)
+        assert torch.allclose(sent[liars], 8 / int(liars.sum()) * climbed, atol=1e-5)
+        before, after = (
+            sum(float(world.task.loss(start + u, x[0], y[0])) for u, x, y in zip(moved, images, labels, strict=True))
+            for moved in (torch.zeros_like(climbed), climbed)
+        )
+        assert after > before
+        honest_images, honest_labels = world.batches(done.clients, 1, 6, generator(5, "batches", number))
+        honest = train_clients(world.task, world.trainer, start, honest_images, honest_labels)
+        assert torch.allclose(sent[~liars], honest[~liars], atol=1e-6)
+        start = done.after.params
+
+
+def test_ascending_is_descending_the_negative_loss() -> None:
+    world = digits_world(n_clients=10)
+    images, labels = world.batches(torch.tensor([1]), 1, 6, generator(0, "x"))
+    start = world.task.initial()
+    down = train_clients(world.task, world.trainer, start, images, labels)
+    up = train_clients(world.task, replace(world.trainer, ascend=True), start, images, labels)
+    assert torch.allclose(up, -down, atol=1e-7)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match=r"ExplicitBoosting.steps must be at least 1, got 0"):
+        ExplicitBoosting(steps=0)

@@ -1,0 +1,214 @@
+"""The attack on Krum against the paper's search, by hand and by a slow twin, with Krum itself as the judge."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cosdefense import Cohort, Layout
+from cosdefense.attacks import KrumPoisoning
+from cosdefense.filters import Krum
+from doubles import cohort_of
+
+# Four honest clients round (1, 1), six away from it, and two attackers whose own rows must not matter.
+ROUND = [[7.0, 1.0, 0.5], [-5.0, 1.0, 0.5], [1.0, 7.0, 0.5], [1.0, -5.0, 0.5], [99.0, 99.0, 99.0], [0.0, 0.0, 0.0]]
+LIARS = torch.tensor([False] * 4 + [True] * 2)
+
+
+def wide(rows: Tensor, clients: list[int] | None = None, seed: int = 0) -> Cohort:
+    d = rows.shape[1]
+    names = None if clients is None else torch.tensor(clients)
+    return Cohort.of(rows, torch.zeros(d, dtype=rows.dtype), Layout((("w", (d,)),), "w", d), names, seed=seed)
+
+
+def picked(cohort: Cohort, rows: Tensor, contamination: float) -> list[int]:
+    trial = Cohort.of(rows, cohort.params, cohort.layout)
+    judgment, _ = Krum(contamination)(trial, None)
+    return judgment.weights.nonzero().flatten().tolist()
+
+
+def test_pinned_search() -> None:
+    # n = 6, f = ⌊1.8⌋ = 1, three neighbours. Honest distances²: 72, 72, 144 to each other, 288 in sum. The bound:
+    # √(288 / ((6 − 2 − 1) · 2)) + ‖(7, 1)‖ / √2 = √48 + 5 = 11.928. There the forged rows lie 2λ² − 8λ + 26 = 215
+    # from (−5, 1) and (1, −5): 0 + 215 + 215 against 288, not picked. At half of it 49.4: 98.8 against
+    # 49.4 + 49.4 + 72 of the nearest honest ones: picked.
+    cohort = cohort_of(ROUND)
+    forged, _ = KrumPoisoning().forge(cohort, LIARS, None)
+    length = (math.sqrt(48) + 5) / 2
+    assert forged[LIARS].flatten().tolist() == pytest.approx([-length] * 6)
+    assert torch.equal(forged[~LIARS], cohort.updates[~LIARS])
+    assert picked(cohort, forged, 0.3) == [4, 5]
+    assert picked(cohort, torch.where(LIARS[:, None], 2 * forged, forged), 0.3) == [0, 1, 2, 3]
+
+
+def test_the_direction_is_against_every_coordinate() -> None:
+    rows = torch.tensor(ROUND)
+    rows[:4] *= torch.tensor([1.0, -1.0, -1.0])
+    forged, _ = KrumPoisoning().forge(cohort_of(rows), LIARS, None)
+    assert forged[4].sign().tolist() == [-1, 1, 1]
+    assert len(set(forged[4].abs().tolist())) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("knowledge", ["full", "partial"])
+def test_krum_picks_the_forged_row_and_would_not_pick_one_twice_as_far(seed: int, knowledge: str) -> None:
+    """The search asks about the rows that are sent; asked about the honest ones, it would stop at the bound."""
+    rng = torch.Generator().manual_seed(seed)
+    rows = 0.2 + torch.randn(12, 40, generator=rng).double()
+    cohort, liars = wide(rows), torch.arange(12) >= 8
+    attack = KrumPoisoning(0.3, knowledge)  # type: ignore[arg-type]
+    forged, _ = attack.forge(cohort, liars, None)
+    known = rows[~liars] if knowledge == "full" else rows[liars]
+    length = float(forged[8].abs().max())
+    assert length > attack.smallest
+    assert bool((forged[liars] == -length * known.mean(dim=0).sign()).all())
+    # With partial knowledge they try it out on their own rows, with as few forged ones as it takes.
+    chosen = False
+    for count in [4] if knowledge == "full" else [1, 2, 3, 4]:
+        at, beyond = (torch.cat([known, factor * forged[liars][:count]]) for factor in (1, 2))
+        chosen = min(picked(cohort, at, 0.3), default=0) >= len(known) if len(at) > 4 else False
+        if chosen:
+            assert min(picked(cohort, beyond, 0.3)) < len(known)
+            break
+    assert chosen
+    if knowledge == "full":
+        assert min(picked(cohort, forged, 0.3)) >= 8
+
+
+def test_the_damage() -> None:
+    """What Krum passes on points against the honest mean."""
+    rng = torch.Generator().manual_seed(0)
+    rows = 0.2 + torch.randn(12, 40, generator=rng).double()
+    cohort, liars = wide(rows), torch.arange(12) >= 8
+    forged, _ = KrumPoisoning().forge(cohort, liars, None)
+    chosen = forged[picked(cohort, forged, 0.3)[0]]
+    assert float(chosen @ rows[~liars].mean(dim=0)) < 0
+
+
+def test_statistics_do_not_decide() -> None:
+    """Krum does not look at them, so neither may the search."""
+    rows = torch.tensor(ROUND)
+    rows[:4, 2] = torch.tensor([1000.0, 2000.0, -500.0, 7.0])
+    forged, _ = KrumPoisoning().forge(cohort_of(rows), LIARS, None)
+    assert float(forged[4, 0]) == pytest.approx(-(math.sqrt(48) + 5) / 2)
+
+
+def test_supporters_keep_their_distance() -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows = 0.2 + torch.randn(12, 40, generator=rng).double()
+    liars = torch.arange(12) >= 8
+    attack = KrumPoisoning(spread=0.01)
+    forged, _ = attack.forge(wide(rows), liars, None)
+    length = float(forged[liars].abs().mean())
+    offsets = forged[liars] + length * rows[~liars].mean(dim=0).sign()
+    assert bool((offsets.norm(dim=1) <= 0.011).all())  # the mean of |λ + offset| is λ only nearly
+    assert len({tuple(row) for row in forged[liars].tolist()}) == 4
+    assert min(picked(wide(rows), forged, 0.3)) >= 8
+    # By identity: the same client keeps the same distance wherever its row stands.
+    swapped, _ = attack.forge(wide(rows, [*range(10), 11, 10]), liars, None)
+    assert torch.equal(swapped[10], forged[11])
+    assert torch.equal(swapped[11], forged[10])
+    later, _ = attack.forge(wide(rows, seed=1), liars, None)
+    assert not torch.equal(later[8], forged[8])
+
+
+def test_when_krum_cannot_be_fooled_the_search_gives_up() -> None:
+    # One attacker among tight honest clients far away has no supporter: even at λ → 0 it is the outlier.
+    rows = torch.tensor([[10.0, 10.0], [10.1, 10.0], [10.0, 10.1], [10.1, 10.1], [0.0, 0.0]]).double()
+    attack = KrumPoisoning(0.2)
+    forged, _ = attack.forge(wide(rows), torch.arange(5) == 4, None)
+    assert 0 < float(-forged[4, 0]) < attack.smallest
+    higher, _ = KrumPoisoning(0.2, smallest=1.0).forge(wide(rows), torch.arange(5) == 4, None)
+    assert 0.5 <= float(-higher[4, 0]) < 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_too_few_for_krum(n: int) -> None:
+    """A round that Krum would skip is no reason to stumble."""
+    rows = torch.ones(n, 2, dtype=torch.float64)
+    for liars in (torch.arange(n) == 0, torch.ones(n, dtype=torch.bool)):
+        for knowledge in ("full", "partial"):
+            forged, _ = KrumPoisoning(knowledge=knowledge).forge(wide(rows), liars, None)
+            assert bool(forged.isfinite().all())
+    nobody, _ = KrumPoisoning().forge(wide(rows), torch.zeros(n, dtype=torch.bool), None)
+    assert torch.equal(nobody, rows)
+
+
+whole = st.integers(-12, 15).map(float)
+
+
+@given(
+    st.lists(st.lists(whole, min_size=2, max_size=2), min_size=2, max_size=8),
+    st.lists(st.lists(whole, min_size=2, max_size=2), min_size=1, max_size=4),
+    st.sampled_from([0.1, 0.3, 0.4]),
+    st.sampled_from(["full", "partial"]),
+)
+def test_slow_twin(honest: list[list[float]], own: list[list[float]], contamination: float, knowledge: str) -> None:
+    """The paper's search in plain Python, with Krum written out. (Where a choice hangs on rounding, none is made.)"""
+    expected = slow_search(honest if knowledge == "full" else own, len(own), contamination, knowledge)
+    if expected is None:
+        return
+    liars = torch.arange(len(honest) + len(own)) >= len(honest)
+    attack = KrumPoisoning(contamination, knowledge)  # type: ignore[arg-type]
+    forged, _ = attack.forge(cohort_of([*honest, *own]), liars, None)
+    for row in forged[liars].tolist():
+        assert row[:2] == pytest.approx(expected, rel=1e-12, abs=1e-300)
+
+
+def slow_search(known: list[list[float]], m: int, contamination: float, knowledge: str) -> list[float] | None:
+    n, f = len(known) + m, math.floor(contamination * (len(known) + m) + 1e-9)
+    signs = [float((total > 0) - (total < 0)) for total in (sum(row[k] for row in known) for k in range(2))]
+    bound = max(math.hypot(*row) for row in known) / math.sqrt(2)
+    if len(known) > 1:
+        sums = [
+            sum(sorted(math.dist(a, b) ** 2 for j, b in enumerate(known) if j != i)[: max(1, n - f - 2)])
+            for i, a in enumerate(known)
+        ]
+        bound += math.sqrt(min(sums) / (max(1, n - 2 * f - 1) * 2))
+    length = bound
+    for count in [m] if knowledge == "full" else range(1, m + 1):
+        length = bound
+        while length >= 1e-5:
+            answer = slow_krum_prefers(known, [[-length * sign for sign in signs]] * count, contamination)
+            if answer is None:
+                return None
+            if answer:
+                return [-length * sign for sign in signs]
+            length /= 2
+    return [-length * sign for sign in signs]
+
+
+def slow_krum_prefers(known: list[list[float]], forged: list[list[float]], contamination: float) -> bool | None:
+    """Whether Krum picks forged rows only; None where rounding decides."""
+    rows = known + forged
+    n, f = len(rows), math.floor(contamination * len(rows) + 1e-9)
+    if n <= 2 * f + 2:
+        return False
+    scores = [
+        math.fsum(sorted(math.dist(a, b) ** 2 for j, b in enumerate(rows) if j != i)[: n - f - 2])
+        for i, a in enumerate(rows)
+    ]
+    honest, best = min(scores[: len(known)]), min(scores[len(known) :])
+    if abs(honest - best) <= 1e-9 * (1 + honest):
+        return None
+    return best < honest
+
+
+def test_mistakes_are_named() -> None:
+    # In a process of its own: here every call is checked by its annotations before it starts.
+    code = "from cosdefense.attacks import KrumPoisoning; KrumPoisoning(knowledge='none')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: knowledge must be one of ('full', 'partial'), got 'none'" in done.stderr
+    with pytest.raises(ValueError, match=r"Krum.contamination must be in \[0, 0.5\), got 0.5"):
+        KrumPoisoning(contamination=0.5)
+    with pytest.raises(ValueError, match=r"KrumPoisoning.spread must be at least 0 and finite, got -1.0"):
+        KrumPoisoning(spread=-1.0)
+    with pytest.raises(ValueError, match=r"KrumPoisoning.smallest must be positive and finite, got 0.0"):
+        KrumPoisoning(smallest=0.0)
