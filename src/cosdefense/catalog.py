@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from . import recipes
 from .aggregators import Mean, Median, TrimmedMean
-from .attacks import Attack, InnerProduct, LabelFlip, Noise, SignFlip
+from .attacks import Attack, InnerProduct, LabelFlip, LearnedPolicy, Noise, SignFlip
 from .defense import Aggregator, ClientHook, Defense, Filter
 from .filters import Clip, CosDefense, Krum
 from .hooks import FLWBC, AdversarialTraining
@@ -24,6 +24,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "none": Attack,
     "inner-product": InnerProduct,
     "label-flip": LabelFlip,
+    "learned-policy": LearnedPolicy,
     "noise": Noise,
     "sign-flip": SignFlip,
 }

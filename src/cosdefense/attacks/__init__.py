@@ -3,7 +3,8 @@
 from .attack import Attack, Effort
 from .inner_product import InnerProduct
 from .label_flip import LabelFlip
+from .learned_policy import LearnedPolicy
 from .noise import Noise
 from .sign_flip import SignFlip
 
-__all__ = ["Attack", "Effort", "InnerProduct", "LabelFlip", "Noise", "SignFlip"]
+__all__ = ["Attack", "Effort", "InnerProduct", "LabelFlip", "LearnedPolicy", "Noise", "SignFlip"]

@@ -1,0 +1,128 @@
+"""TD3 from stable-baselines3 learns the policy; what is kept of it is a policy file.
+
+Fujimoto, van Hoof, Meger. Addressing Function Approximation Error in Actor-Critic Methods. ICML 2018.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from stable_baselines3 import TD3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import NormalActionNoise
+from torch import nn
+
+from .. import __version__
+from ..attacks.policy import Policy
+from ..catalog import describe
+from ..checkpoint import write_atomically
+from ..data.datasets import Dataset
+from ..experiment import Experiment
+from ..options import ConfigError
+from ..preparation import build_world
+from ..randomness import derive
+from . import Lesson, Progress, Trained
+from .environment import FederationEnv
+
+WRITE_EVERY = 500  # steps
+
+
+def train(
+    cell: Experiment, dataset: Dataset, device: torch.device, path: Path, lesson: Lesson, progress: Progress
+) -> Trained:
+    env = environment_of(cell, dataset, device, lesson)
+    with _undisturbed():
+        model = learner(env, lesson, cell.seeds[0])
+        keeper = _Keeper(path, cell, lesson, progress)
+        try:
+            model.learn(lesson.steps, callback=keeper)
+        finally:  # interrupted too
+            keeper.write()
+    return Trained(path, model.num_timesteps, tuple(keeper.rises))
+
+
+def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, lesson: Lesson) -> FederationEnv:
+    """The experiment's federation with its one defense, as the attackers imagine it."""
+    (defense,), (seed,), training = cell.defenses, cell.seeds, cell.training
+    try:
+        return FederationEnv(
+            build_world(cell, dataset, device), defense.part, sampled=training.sampled, batch=training.batch,
+            local_steps=training.local_steps, schedule=cell.schedule, partition=cell.data.partition,
+            actions=lesson.actions, episode=lesson.episode, seed=derive(seed, "learning to attack"),
+        )  # fmt: skip
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def learner(env: FederationEnv, lesson: Lesson, seed: int) -> TD3:
+    return TD3(
+        "MlpPolicy",
+        env,
+        learning_rate=lesson.learning_rate,
+        buffer_size=min(lesson.steps, 20_000),  # an observation is as long as the last layer: memory is the limit
+        learning_starts=min(lesson.explored, lesson.steps),
+        batch_size=lesson.batch,
+        gamma=lesson.discount,
+        action_noise=NormalActionNoise(np.zeros(2), np.full(2, lesson.noise)),
+        policy_kwargs={"net_arch": list(lesson.net)},
+        seed=derive(seed, "policy") % 2**32,  # numpy takes no more
+        device="cpu",  # the networks are small, and the same bits come out whatever trains the clients
+    )
+
+
+def policy_of(model: TD3, cell: Experiment, lesson: Lesson) -> Policy:
+    """The actor, without the library that trained it."""
+    linear = [layer for layer in model.actor.mu if isinstance(layer, nn.Linear)]
+    layers = tuple((layer.weight.detach().clone(), layer.bias.detach().clone()) for layer in linear)
+    history = {
+        "made by": f"cosdefense {__version__}",
+        "experiment": cell.name,
+        "against": describe(cell.defenses[0].part),
+        "seed": cell.seeds[0],
+        "decisions": model.num_timesteps,
+    }
+    return Policy(layers, lesson.actions, cell.training.sampled, history)
+
+
+class _Keeper(BaseCallback):
+    """Writes the policy now and then, and counts what the episodes brought."""
+
+    def __init__(self, path: Path, cell: Experiment, lesson: Lesson, progress: Progress) -> None:
+        super().__init__()
+        self.path, self.cell, self.lesson, self.progress = path, cell, lesson, progress
+        self.rises: list[float] = []
+        self._rise = 0.0
+
+    def _on_step(self) -> bool:
+        self._rise += float(self.locals["rewards"][0])
+        if bool(self.locals["dones"][0]):
+            self.rises.append(self._rise)
+            self._rise = 0.0
+        self.progress(self.num_timesteps, self.rises[-1] if self.rises else None)
+        if self.num_timesteps % WRITE_EVERY == 0:
+            self.write()
+        return True
+
+    def write(self) -> None:
+        """Nothing before the first lesson: a policy that has learned nothing replaces no file."""
+        if self.model is not None and self.model._n_updates > 0:
+            write_atomically(self.path, policy_of(self.model, self.cell, self.lesson).to_bytes())  # type: ignore[arg-type]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Stable-baselines3 seeds the global streams of Python, numpy and torch: leave them as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
