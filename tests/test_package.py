@@ -20,7 +20,7 @@ PUBLIC = {
     "cosdefense.filters": {"Clip", "CosDefense", "Krum"},
     "cosdefense.aggregators": {"Mean", "Median", "TrimmedMean"},
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
-    "cosdefense.attacks": {"Attack", "Effort", "InnerProduct", "LabelFlip", "Noise", "SignFlip"},
+    "cosdefense.attacks": {"Attack", "Effort", "InnerProduct", "LabelFlip", "LearnedPolicy", "Noise", "SignFlip"},
 }  # fmt: skip
 
 # Each room may import from itself and from the rooms before it.
@@ -34,7 +34,7 @@ ROOMS = (
     {"testing", "simulation"},
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
-    {"preparation", "console", "listing"},
+    {"preparation", "console", "listing", "reinforcement"},
     {"running"},
     {"cli", "__main__"},
 )
@@ -82,7 +82,8 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:
-    assert not {"sklearn", "altair", "vl_convert", "PIL", "flwr"} & loaded_by("import cosdefense.cli")
+    heavy = {"sklearn", "altair", "vl_convert", "PIL", "flwr", "gymnasium", "stable_baselines3"}
+    assert not heavy & loaded_by("import cosdefense.cli, cosdefense.reinforcement")
 
 
 def test_nothing_unpickles() -> None:

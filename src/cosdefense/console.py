@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .records import RoundRecord, RunRecord
+from .reinforcement import Trained
 from .report import Report
 
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
@@ -64,6 +65,30 @@ def download_progress(bars: Progress) -> Any:
         bars.update(tasks[description], completed=done, total=total)
 
     return report
+
+
+def training_progress(bars: Progress, total: int) -> Any:
+    """A `progress(done, rise)` callback for the training of an attack; off a terminal a line now and then."""
+    bar, every = bars.add_task("decisions", total=total, note=""), max(1, total // 5)
+
+    def report(done: int, rise: float | None) -> None:
+        note = "" if rise is None else f"the last episode raised the loss by {rise:.2f}"
+        bars.update(bar, completed=done, note=note)
+        if not err.is_terminal and done % every == 0:
+            err.print(f"decision {done} of {total}{note and ', '}{note}", soft_wrap=True)
+
+    return report
+
+
+def show_trained(trained: Trained, as_json: bool) -> None:
+    """Where the policy lies, and whether it got better at what it does."""
+    if as_json:
+        print_json({"policy": str(trained.path), "decisions": trained.steps, "rises": trained.rises})
+        return
+    out.print(f"wrote {trained.path} after {trained.steps} decisions", soft_wrap=True)
+    if len(trained.rises) > 1:
+        first, last = trained.rises[0], trained.rises[-1]
+        out.print(f"rise of the loss on the attackers' data: {first:.2f} in the first episode, {last:.2f} in the last")
 
 
 def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:

@@ -103,7 +103,7 @@ class Policy:
         return torch.tanh(weight @ observation + bias)
 
     def decide(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int) -> tuple[float, int]:
-        """How hard to push and how many local steps to train, given the global model and how many attackers there are."""
+        """How hard to push and how many local steps to train, given the global model and the number of attackers."""
         if head_size(layout) != self.n_observed - 1:
             raise ValueError(
                 f"the policy was trained for a last layer of {self.n_observed - 1} numbers, "
@@ -115,7 +115,7 @@ class Policy:
         """The content of a policy file."""
         from safetensors.torch import save  # here, so that importing the package stays light
 
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for number, (weight, bias) in enumerate(self.layers):
             tensors |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
         about = {

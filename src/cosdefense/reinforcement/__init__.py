@@ -12,13 +12,21 @@ from ..attacks.policy import Actions
 from ..data.datasets import Dataset
 from ..experiment import Experiment
 
-__all__ = ["Lesson", "MissingRLExtra", "Trained", "train_policy"]
+__all__ = ["Lesson", "MissingRLExtra", "Trained", "TrainingInterrupted", "train_policy"]
 
 Progress = Callable[[int, float | None], None]  # steps done, the last episode's rise of the loss
 
 
 class MissingRLExtra(ImportError):
     """The reinforcement learning libraries are not installed."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C, after the policy so far has been written, if there was anything to write."""
+
+    def __init__(self, steps: int, written: bool) -> None:
+        super().__init__()
+        self.steps, self.written = steps, written
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Lesson:
     learning_rate: float = 3e-4
     discount: float = 0.95
     noise: float = 0.2  # of exploration; the authors: 0.1
-    explored: int = 500  # first decisions, taken at random
+    explored: int = 500  # first decisions, taken at random; at most half of all
     batch: int = 128
 
     def __post_init__(self) -> None:
@@ -53,6 +61,11 @@ class Lesson:
             raise ValueError(f"discount must be in [0, 1], got {self.discount}")
         if not self.noise >= 0:
             raise ValueError(f"noise must be at least 0, got {self.noise}")
+
+    @property
+    def start(self) -> int:
+        """The decision after which learning starts."""
+        return min(self.explored, self.steps // 2)
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ def train_policy(
 ) -> Trained:
     """Train a policy against the one defense of `cell`, with the one seed of `cell`, and write it to `path`.
 
-    It is written now and then, at the end, and when interrupted: what was learned so far is never lost.
+    It is written now and then, at the end, and when interrupted (TrainingInterrupted): what was learned is not lost.
     """
     try:  # here, so that the package works without these libraries
         from .training import train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -68,8 +68,6 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
     how many steps to push, and rewarded is the rise of the global model's loss on the attackers' own data from one
     decision to the next. An episode starts where the attack does: after `schedule.attack_start` honest rounds.
     """
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(
         self,

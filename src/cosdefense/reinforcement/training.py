@@ -26,7 +26,7 @@ from ..experiment import Experiment
 from ..options import ConfigError
 from ..preparation import build_world
 from ..randomness import derive
-from . import Lesson, Progress, Trained
+from . import Lesson, Progress, Trained, TrainingInterrupted
 from .environment import FederationEnv
 
 WRITE_EVERY = 500  # steps
@@ -41,8 +41,9 @@ def train(
         keeper = _Keeper(path, cell, lesson, progress)
         try:
             model.learn(lesson.steps, callback=keeper)
-        finally:  # interrupted too
-            keeper.write()
+        except KeyboardInterrupt:
+            raise TrainingInterrupted(model.num_timesteps, keeper.write()) from None
+        keeper.write()
     return Trained(path, model.num_timesteps, tuple(keeper.rises))
 
 
@@ -67,7 +68,7 @@ def learner(env: FederationEnv, lesson: Lesson, seed: int) -> TD3:
         env,
         learning_rate=lesson.learning_rate,
         buffer_size=min(lesson.steps, 20_000),  # an observation is as long as the last layer: memory is the limit
-        learning_starts=min(lesson.explored, lesson.steps),
+        learning_starts=lesson.start,
         batch_size=lesson.batch,
         gamma=lesson.discount,
         action_noise=NormalActionNoise(np.zeros(2), np.full(2, lesson.noise)),
@@ -110,10 +111,12 @@ class _Keeper(BaseCallback):
             self.write()
         return True
 
-    def write(self) -> None:
+    def write(self) -> bool:
         """Nothing before the first lesson: a policy that has learned nothing replaces no file."""
-        if self.model is not None and self.model._n_updates > 0:
-            write_atomically(self.path, policy_of(self.model, self.cell, self.lesson).to_bytes())  # type: ignore[arg-type]
+        learned = self.num_timesteps > self.lesson.start
+        if learned and isinstance(self.model, TD3):
+            write_atomically(self.path, policy_of(self.model, self.cell, self.lesson).to_bytes())
+        return learned
 
 
 @contextmanager
