@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ def drawn_policy(
     sizes = (head_size(layout) + 1, *hidden, 2)
     layers = tuple(
         (torch.randn(out, inside, generator=rng) / inside**0.5, torch.randn(out, generator=rng) / 2)
-        for inside, out in zip(sizes, sizes[1:], strict=False)
+        for inside, out in pairwise(sizes)
     )
     return Policy(layers, actions, sampled)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from policies import drawn_policy, kept
 from safetensors.torch import load_file
 
 from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
@@ -19,6 +18,7 @@ from cosdefense.preparation import build_world, choose_device
 from cosdefense.running import run
 from cosdefense.simulation import Round, Snapshot, World, simulate
 from cosdefense.testing import LAYOUT, check_aggregator, check_attack, check_filter
+from policies import drawn_policy, kept
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
 

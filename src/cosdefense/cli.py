@@ -105,7 +105,7 @@ def report(
 
 @app.command(
     epilog="Example: cosdefense train-attack experiments/learned-attack.toml --defense clipping-median "
-    "--out policy.safetensors --seed 100. Then, in an experiment: [[attacks]] name = 'learned-policy', "
+    "--out policy.safetensors --seed 100. Use it in an experiment as an attack with name = 'learned-policy' and "
     "path = 'policy.safetensors'."
 )
 def train_attack(
@@ -114,7 +114,7 @@ def train_attack(
     defense: Annotated[
         str | None, typer.Option(help="The label of the defense to attack, if the file has several.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 5000,
+    steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 8000,
     seed: Annotated[int, typer.Option(help="Decides who lies, with which data, and how training goes.")] = 0,
     episode: Annotated[int, typer.Option(help="Decisions until the federation starts afresh.")] = 100,
     max_magnitude: Annotated[float, typer.Option(help="How hard the policy may push at most.")] = 29.9,
@@ -127,7 +127,7 @@ def train_attack(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Train the policy of a learned attack against one defense. Needs the extra cosdefense[rl].
+    """Train the policy of a learned attack against one defense. Needs gymnasium and stable-baselines3, the extra "rl".
 
     The malicious clients of the experiment play its federation on nothing but their own data, against the same server
     rule, and learn by reinforcement (TD3) how hard to push and how many steps to train before. The attacks of the file

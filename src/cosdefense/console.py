@@ -68,11 +68,11 @@ def download_progress(bars: Progress) -> Any:
 
 
 def training_progress(bars: Progress, total: int) -> Any:
-    """A `progress(done, rise)` callback for the training of an attack; off a terminal a line now and then."""
+    """A `progress(done, loss)` callback for the training of an attack; off a terminal a line now and then."""
     bar, every = bars.add_task("decisions", total=total, note=""), max(1, total // 5)
 
-    def report(done: int, rise: float | None) -> None:
-        note = "" if rise is None else f"the last episode raised the loss by {rise:.2f}"
+    def report(done: int, loss: float | None) -> None:
+        note = "" if loss is None else f"mean loss of the last episode {loss:.2f}"
         bars.update(bar, completed=done, note=note)
         if not err.is_terminal and done % every == 0:
             err.print(f"decision {done} of {total}{note and ', '}{note}", soft_wrap=True)
@@ -83,12 +83,14 @@ def training_progress(bars: Progress, total: int) -> Any:
 def show_trained(trained: Trained, as_json: bool) -> None:
     """Where the policy lies, and whether it got better at what it does."""
     if as_json:
-        print_json({"policy": str(trained.path), "decisions": trained.steps, "rises": trained.rises})
+        print_json({"policy": str(trained.path), "decisions": trained.steps, "losses": trained.losses})
         return
     out.print(f"wrote {trained.path} after {trained.steps} decisions", soft_wrap=True)
-    if len(trained.rises) > 1:
-        first, last = trained.rises[0], trained.rises[-1]
-        out.print(f"rise of the loss on the attackers' data: {first:.2f} in the first episode, {last:.2f} in the last")
+    fifth = len(trained.losses) // 5
+    if fifth:
+        first, last = statistics.mean(trained.losses[:fifth]), statistics.mean(trained.losses[-fifth:])
+        what = "mean loss of the global model on the attackers' data"
+        out.print(f"{what}: {first:.2f} in the first fifth of the episodes, {last:.2f} in the last", soft_wrap=True)
 
 
 def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:

@@ -12,9 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import constant_policy, drawn_policy, kept
 from safetensors.torch import save
-from worlds import digits_world
 
 from cosdefense import Attack, Cohort, Layout, recipe
 from cosdefense.attacks import Effort, LearnedPolicy
@@ -25,6 +23,8 @@ from cosdefense.experiment import Experiment, from_table, load
 from cosdefense.options import ConfigError
 from cosdefense.simulation import simulate
 from cosdefense.testing import LAYOUT, check_attack
+from policies import constant_policy, drawn_policy, kept
+from worlds import digits_world
 
 PARAMS = torch.linspace(-1, 1, LAYOUT.size)
 LIARS = torch.tensor([False, True, False, True])
@@ -37,6 +37,12 @@ def test_the_contract(sampled: int, tmp_path: Path) -> None:
 
 def test_the_contract_of_its_single_move() -> None:
     check_attack(Push(3.0, 2))
+
+
+@pytest.mark.parametrize(("magnitude", "steps"), [(-1.0, 1), (math.inf, 1), (1.0, 0)])
+def test_impossible_moves(magnitude: float, steps: int) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        Push(magnitude, steps)
 
 
 # what it sees
@@ -86,12 +92,15 @@ def test_large_numbers_and_large_crowds_stay_in_range() -> None:
 )  # fmt: skip
 def test_the_papers_ranges(action: tuple[float, float], magnitude: float, steps: int) -> None:
     found = Actions().meaning(torch.tensor(action))
-    assert found == (pytest.approx(magnitude), steps)
+    assert found[0] == pytest.approx(magnitude)
+    assert found[1] == steps
 
 
 def test_the_papers_ranges_against_krum() -> None:
     krum = Actions((0.1, 9.9), (1, 21))
-    assert krum.meaning(torch.tensor([0.5, 0.5])) == (pytest.approx(4.9 * 0.5 + 5), math.floor(10 * 0.5 + 11))
+    magnitude, steps = krum.meaning(torch.tensor([0.5, 0.55]))
+    assert magnitude == pytest.approx(4.9 * 0.5 + 5)
+    assert steps == math.floor(10 * 0.55 + 11)
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 6), max_size=3), st.integers(0, 12))
@@ -170,7 +179,9 @@ def test_described_with_its_digest(tmp_path: Path) -> None:
     assert build_attack({"name": "learned-policy", "path": path}) == first
     kept(drawn_policy(LAYOUT, seed=1), tmp_path)
     assert LearnedPolicy(path) != first
-    with pytest.raises(ConfigError, match=f"has changed: needed sha256 {first.sha256}, got {LearnedPolicy(path).sha256}"):
+    with pytest.raises(
+        ConfigError, match=f"has changed: needed sha256 {first.sha256}, got {LearnedPolicy(path).sha256}"
+    ):
         build_attack(table)
 
 
@@ -188,9 +199,9 @@ def test_found_beside_the_experiment_or_in_the_working_directory(
         return load(beside / "x.toml")
 
     monkeypatch.chdir(tmp_path)
-    assert read().attacks[0].part == LearnedPolicy(str(beside / "policy.safetensors"), None).__class__(
-        "policy.safetensors"
-    )
+    part = read().attacks[0].part
+    assert isinstance(part, LearnedPolicy)
+    assert part.sha256 == LearnedPolicy(str(beside / "policy.safetensors")).sha256
     from_beside = read().fingerprint
     monkeypatch.chdir(here)
     assert read().fingerprint != from_beside  # the working directory comes first
@@ -234,7 +245,7 @@ def test_a_damaged_policy(
 ) -> None:
     metadata = None if about is None else {"policy": json.dumps(about)}
     (tmp_path / "bad.safetensors").write_bytes(save(tensors, metadata))
-    with pytest.raises(ValueError, match="bad.safetensors cannot be used") as error:
+    with pytest.raises(ValueError, match=r"bad\.safetensors cannot be used") as error:
         LearnedPolicy(str(tmp_path / "bad.safetensors"))
     assert complaint in str(error.value)
 
@@ -242,7 +253,7 @@ def test_a_damaged_policy(
 @pytest.mark.parametrize("content", [b"", b"not a policy", b"\xff" * 100, drawn_policy(LAYOUT).to_bytes()[:-1]])
 def test_not_a_policy_at_all(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="bad.safetensors cannot be used: is not a safetensors file"):
+    with pytest.raises(ValueError, match=r"bad\.safetensors cannot be used: is not a safetensors file"):
         LearnedPolicy(str(tmp_path / "bad.safetensors"))
 
 

@@ -9,6 +9,7 @@ attacker trains on its own data, as many samples a step as everybody, and the me
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,12 @@ class Push(Attack):
 
     magnitude: float = 15.0
     steps: int = 1  # local steps of the attackers
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.magnitude < math.inf:
+            raise ValueError(f"magnitude must be at least 0 and finite, got {self.magnitude}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
         return Effort(steps=self.steps)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -66,7 +67,9 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
 
     Observed is the last layer of the global model and how many attackers the round has, acted is how hard and after
     how many steps to push, and rewarded is the rise of the global model's loss on the attackers' own data from one
-    decision to the next. An episode starts where the attack does: after `schedule.attack_start` honest rounds.
+    decision to the next. Every episode is a federation of its own, and its first decision comes when the attack starts:
+    after `schedule.attack_start` honest rounds. `initial` gives it a model to start from, for a random number; without
+    it all start from the world's, and what is learned may be of use for that model alone.
     """
 
     def __init__(
@@ -81,31 +84,34 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
         partition: Partition = Iid(),
         actions: Actions = Actions(),
         episode: int = 100,
+        initial: Callable[[int], Float[Tensor, " d"]] | None = None,
         seed: int = 0,
     ) -> None:
         self.world, self.defense = attackers_world(world, partition, seed), defense
-        self.actions, self.episode, self.seed = actions, episode, seed
+        self.actions, self.episode = actions, episode
+        self._initial = initial or (lambda seed: world.task.initial())
         self._schedule = replace(schedule, attack_stop=None)
         self._rules: dict[str, Any] = {"sampled": sampled, "batch": batch, "local_steps": local_steps}
-        # A ruined model's loss has no bound, and may not even be a number: beyond ten times that of guessing
-        # nothing is left to gain, and rewards stay within what a critic can learn.
-        self.ceiling = 10 * math.log(world.n_classes)
+        # A ruined model's loss has no bound, and may not even be a number: beyond twice that of guessing there is
+        # nothing left to win, and the jumps up there would drown what a critic has to learn.
+        self.ceiling = 2 * math.log(world.n_classes)
         size = head_size(world.task.layout) + 1
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (size,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (N_ACTIONS,), np.float32)
-        self._warm: Snapshot | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Answer:
         super().reset(seed=seed)
-        self._federation = int(self.np_random.integers(2**62))  # who is sampled, which batches: new in every episode
-        self._now, self._decisions = self._start(), 0
+        self._federation, self._decisions = int(self.np_random.integers(2**62)), 0
+        start = self._initial(self._federation).to(self.world.labels.device)
+        self._now = Snapshot(0, start, self.defense.init(), None)
+        self._play(Attack(), self._schedule.attack_start)
         self._wait()
         self._loss = self.loss()
         return self._observed(), {"loss": self._loss}
 
     def step(self, action: Numbers) -> tuple[Numbers, float, bool, bool, dict[str, Any]]:
         magnitude, steps = self.actions.meaning(torch.from_numpy(np.asarray(action, dtype=np.float32)))
-        self._round(Push(magnitude, steps))
+        self._play(Push(magnitude, steps))
         self._wait()
         before, self._loss = self._loss, self.loss()
         self._decisions += 1
@@ -118,29 +124,17 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
         found = evaluate(world.task, self._now.params, world.images, world.labels, Attack(), world.n_classes).loss
         return min(found, self.ceiling) if math.isfinite(found) else self.ceiling
 
-    def _start(self) -> Snapshot:
-        """The model after the honest rounds before the attack: the same for all episodes, computed once."""
-        if self._warm is None:
-            device = self.world.labels.device
-            self._warm = Snapshot(0, self.world.task.initial().to(device), self.defense.init(), None)
-            for round_ in simulate(
-                self.world, Attack(), self.defense, rounds=self._schedule.attack_start, schedule=self._schedule,
-                seed=derive(self.seed, "warm start"), resume=self._warm, **self._rules,
-            ):  # fmt: skip
-                self._warm = round_.after
-        return self._warm
-
-    def _round(self, attack: Attack) -> None:
-        (round_,) = simulate(
-            self.world, attack, self.defense, rounds=self._now.next_round + 1, schedule=self._schedule,
+    def _play(self, attack: Attack, rounds: int = 1) -> None:
+        for round_ in simulate(
+            self.world, attack, self.defense, rounds=self._now.next_round + rounds, schedule=self._schedule,
             seed=self._federation, resume=self._now, **self._rules,
-        )  # fmt: skip
-        self._now = round_.after
+        ):  # fmt: skip
+            self._now = round_.after
 
     def _wait(self) -> None:
         """Rounds in which no attacker takes part go by without a decision."""
         while self._n_attackers() == 0:
-            self._round(Attack())
+            self._play(Attack())
 
     def _n_attackers(self) -> int:
         rng = generator(self._federation, "sampling", self._now.next_round)  # as the simulator will draw them

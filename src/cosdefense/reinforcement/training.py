@@ -8,14 +8,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import torch
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise
-from torch import nn
+from torch import Tensor, nn
 
 from .. import __version__
 from ..attacks.policy import Policy
@@ -29,7 +31,7 @@ from ..randomness import derive
 from . import Lesson, Progress, Trained, TrainingInterrupted
 from .environment import FederationEnv
 
-WRITE_EVERY = 500  # steps
+WRITE_EVERY = 100  # decisions
 
 
 def train(
@@ -44,17 +46,22 @@ def train(
         except KeyboardInterrupt:
             raise TrainingInterrupted(model.num_timesteps, keeper.write()) from None
         keeper.write()
-    return Trained(path, model.num_timesteps, tuple(keeper.rises))
+    return Trained(path, model.num_timesteps, tuple(keeper.losses))
 
 
 def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, lesson: Lesson) -> FederationEnv:
     """The experiment's federation with its one defense, as the attackers imagine it."""
     (defense,), (seed,), training = cell.defenses, cell.seeds, cell.training
+
+    def initial(number: int) -> Tensor:
+        """Another model for every episode, drawn as the experiment would: the policy shall serve for any."""
+        return build_world(replace(cell, seeds=(number,)), dataset, torch.device("cpu")).task.initial()
+
     try:
         return FederationEnv(
             build_world(cell, dataset, device), defense.part, sampled=training.sampled, batch=training.batch,
             local_steps=training.local_steps, schedule=cell.schedule, partition=cell.data.partition,
-            actions=lesson.actions, episode=lesson.episode, seed=derive(seed, "learning to attack"),
+            actions=lesson.actions, episode=lesson.episode, initial=initial, seed=derive(seed, "learning to attack"),
         )  # fmt: skip
     except ConfigError:
         raise
@@ -98,15 +105,15 @@ class _Keeper(BaseCallback):
     def __init__(self, path: Path, cell: Experiment, lesson: Lesson, progress: Progress) -> None:
         super().__init__()
         self.path, self.cell, self.lesson, self.progress = path, cell, lesson, progress
-        self.rises: list[float] = []
-        self._rise = 0.0
+        self.losses: list[float] = []  # the mean of every episode
+        self._episode: list[float] = []
 
     def _on_step(self) -> bool:
-        self._rise += float(self.locals["rewards"][0])
+        self._episode.append(self.locals["infos"][0]["loss"])
         if bool(self.locals["dones"][0]):
-            self.rises.append(self._rise)
-            self._rise = 0.0
-        self.progress(self.num_timesteps, self.rises[-1] if self.rises else None)
+            self.losses.append(mean(self._episode))
+            self._episode.clear()
+        self.progress(self.num_timesteps, self.losses[-1] if self.losses else None)
         if self.num_timesteps % WRITE_EVERY == 0:
             self.write()
         return True
