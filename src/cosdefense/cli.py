@@ -114,7 +114,7 @@ def train_attack(
     defense: Annotated[
         str | None, typer.Option(help="The label of the defense to attack, if the file has several.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 8000,
+    steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 5000,
     seed: Annotated[int, typer.Option(help="Decides who lies, with which data, and how training goes.")] = 0,
     episode: Annotated[int, typer.Option(help="Decisions until the federation starts afresh.")] = 100,
     max_magnitude: Annotated[float, typer.Option(help="How hard the policy may push at most.")] = 29.9,

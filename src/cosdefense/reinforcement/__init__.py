@@ -34,17 +34,16 @@ class Lesson:
     """How a policy is trained.
 
     The authors' TD3 takes 80,000 decisions with a learning rate of 1e-7, hidden layers of [256, 128] and no discount.
-    That rate moves nothing in the few thousand decisions that a CPU has time for; with rates of 3e-4 and more, hundreds
-    of inputs drive the actor into the nearest corner before the critic knows anything, and tanh keeps it there.
-    Rises of the loss add up to the last loss, which is a matter of luck: one round with many attackers, or none.
-    Discounted they add up to a mean over the decisions to come, about 1 / (1 − discount) of them.
+    That rate moves nothing in the few thousand decisions that a CPU has time for. Rises of the loss add up to the last
+    loss, which is a matter of luck: one round with many attackers, or with none. Discounted, they add up to a mean over
+    the decisions to come, about 1 / (1 − discount) of them.
     """
 
-    steps: int = 8000  # decisions in all
+    steps: int = 5000  # decisions in all
     episode: int = 100  # decisions per episode; the authors: 1000
     actions: Actions = Actions(steps=(1, 10))  # the authors' 49 make a decision several times as dear
     net: tuple[int, ...] = (64, 64)  # hidden layers of actor and critics
-    learning_rate: float = 5e-5
+    learning_rate: float = 1e-3
     discount: float = 0.9
     noise: float = 0.3  # of exploration; the authors: 0.1
     explored: int = 1000  # first decisions, taken at random; at most an eighth of all

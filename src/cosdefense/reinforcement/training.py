@@ -14,9 +14,11 @@ from statistics import mean
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from .. import __version__
@@ -79,16 +81,40 @@ def learner(env: FederationEnv, lesson: Lesson, seed: int) -> TD3:
         batch_size=lesson.batch,
         gamma=lesson.discount,
         action_noise=NormalActionNoise(np.zeros(2), np.full(2, lesson.noise)),
-        policy_kwargs={"net_arch": list(lesson.net)},
+        policy_kwargs={"net_arch": list(lesson.net), "features_extractor_class": Balanced},
         seed=derive(seed, "policy") % 2**32,  # numpy takes no more
         device="cpu",  # the networks are small, and the same bits come out whatever trains the clients
     )
 
 
+class Balanced(BaseFeaturesExtractor):
+    """The last layer weighs no more than one number.
+
+    Unscaled, its hundreds of inputs drown the action and the number of attackers, and move the actor so fast that tanh
+    holds it in a corner before the critic knows anything.
+    """
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space, observation_space.shape[0])
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return observations * self.scale(observations.shape[-1])
+
+    @staticmethod
+    def scale(n_observed: int) -> Tensor:
+        scale = torch.full((n_observed,), (n_observed - 1) ** -0.5)
+        scale[-1] = 1.0  # the number of attackers
+        return scale
+
+
 def policy_of(model: TD3, cell: Experiment, lesson: Lesson) -> Policy:
-    """The actor, without the library that trained it."""
-    linear = [layer for layer in model.actor.mu if isinstance(layer, nn.Linear)]
-    layers = tuple((layer.weight.detach().clone(), layer.bias.detach().clone()) for layer in linear)
+    """The actor, without the library that trained it: scaling its input becomes part of its first layer."""
+    first, *others = (layer for layer in model.actor.mu if isinstance(layer, nn.Linear))
+    weights = [first.weight * Balanced.scale(first.in_features), *(layer.weight for layer in others)]
+    layers = tuple(
+        (weight.detach().clone(), layer.bias.detach().clone())
+        for weight, layer in zip(weights, (first, *others), strict=True)
+    )
     history = {
         "made by": f"cosdefense {__version__}",
         "experiment": cell.name,
