@@ -54,7 +54,7 @@ def test_version_and_help(folder: Path) -> None:
     assert cosdefense_("--version", cwd=folder).stdout.strip() == cosdefense.__version__
     shown = cosdefense_("--help", cwd=folder)
     assert shown.returncode == 0
-    for command in ("demo", "run", "report", "list", "data"):
+    for command in ("demo", "run", "report", "train-attack", "list", "data"):
         assert command in shown.stdout
     assert "Exit codes" in shown.stdout
     taught = cosdefense_("run", "--help", cwd=folder).stdout
@@ -96,6 +96,7 @@ def test_list_shows_options(folder: Path) -> None:
     shown = cosdefense_("list", cwd=folder).stdout
     assert "contamination = 0.3" in shown
     assert "inner-product" in shown
+    assert "path (needed), sha256 = None" in shown
     assert "resnet18" in shown
 
 

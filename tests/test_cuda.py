@@ -19,7 +19,8 @@ from cosdefense.memory import pack, unpack
 from cosdefense.preparation import build_world, choose_device
 from cosdefense.running import run
 from cosdefense.simulation import Round, Snapshot, World, simulate
-from cosdefense.testing import check_aggregator, check_attack, check_filter
+from cosdefense.testing import LAYOUT, check_aggregator, check_attack, check_filter
+from policies import drawn_policy, kept
 from promises import ADDS_NOISE, NOT_BY_AGREEMENT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
@@ -40,8 +41,9 @@ def test_aggregators_keep_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_keep_the_contract(name: str) -> None:
-    check_attack(ATTACKS[name](), device="cuda")
+def test_attacks_keep_the_contract(name: str, tmp_path: Path) -> None:
+    options = {"path": kept(drawn_policy(LAYOUT), tmp_path)} if name == "learned-policy" else {}
+    check_attack(ATTACKS[name](**options), device="cuda")
 
 
 def cell(defense: str, local_steps: int = 1) -> Experiment:

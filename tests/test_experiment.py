@@ -125,7 +125,7 @@ MISTAKES = [
     ("[schedule]\nattack_start = -3", "schedule: rounds count from 0, got -3"),
     (
         "[[attacks]]\nname = 'ipm'",
-        "attack 'ipm' is unknown: choose from inner-product, label-flip, noise, none, sign-flip",
+        "attack 'ipm' is unknown: choose from inner-product, label-flip, learned-policy, noise, none, sign-flip",
     ),
     ("[[attacks]]\nepsilon = 1", "attack needs a name"),
     (

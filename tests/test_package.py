@@ -24,8 +24,8 @@ PUBLIC = {
     "cosdefense.aggregators": {"Mean", "Median", "NoisyMean", "TrimmedMean"},
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {
-        "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip", "Noise",
-        "SignFlip", "TrimmedMeanPoisoning",
+        "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip",
+        "LearnedPolicy", "Noise", "SignFlip", "TrimmedMeanPoisoning",
     },
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ ROOMS = (
     {"testing", "simulation"},
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
-    {"preparation", "console", "listing"},
+    {"preparation", "console", "listing", "reinforcement"},
     {"running", "catalog_page"},
     {"cli", "__main__"},
 )
@@ -88,7 +88,8 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:
-    assert not {"sklearn", "altair", "vl_convert", "PIL", "flwr"} & loaded_by("import cosdefense.cli")
+    heavy = {"sklearn", "altair", "vl_convert", "PIL", "flwr", "gymnasium", "stable_baselines3"}
+    assert not heavy & loaded_by("import cosdefense.cli, cosdefense.reinforcement")
 
 
 def test_nothing_unpickles() -> None:

@@ -45,6 +45,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "inner-product": attacks.InnerProduct,
     "krum-poisoning": attacks.KrumPoisoning,
     "label-flip": attacks.LabelFlip,
+    "learned-policy": attacks.LearnedPolicy,
     "noise": attacks.Noise,
     "sign-flip": attacks.SignFlip,
     "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,

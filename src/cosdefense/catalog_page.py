@@ -10,7 +10,7 @@ from typing import Any
 
 from .catalog import AGGREGATORS, ATTACKS, FILTERS, HOOKS, RECIPES, describe
 from .defense import Defense, Need
-from .listing import first_line, needs_of, options_of
+from .listing import first_line, needs_of, options_of, required_by
 
 # The rows of Table 1 in the CosDefense paper, and the defense that stands for each of them here.
 TABLE_1 = {
@@ -103,6 +103,8 @@ def _part(name: str, kind: type) -> Iterator[str]:
     if needs:
         yield f"Needs: {', '.join(needs)}.\n"
     said = comments_of(kind)
+    for option in required_by(kind):
+        yield f"* `{option}` (required)" + (f": {said[option]}" if option in said else "")
     for option, default in options_of(kind).items():
         shown = f"{default:.4g}" if isinstance(default, float) else f"{default}".lower()
         yield f"* `{option} = {shown}`" + (f": {said[option]}" if option in said else "")

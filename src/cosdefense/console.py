@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .records import RoundRecord, RunRecord
+from .reinforcement import Trained
 from .report import Report
 
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
@@ -64,6 +65,32 @@ def download_progress(bars: Progress) -> Any:
         bars.update(tasks[description], completed=done, total=total)
 
     return report
+
+
+def training_progress(bars: Progress, total: int) -> Any:
+    """A `progress(done, loss)` callback for the training of an attack; off a terminal a line now and then."""
+    bar, every = bars.add_task("decisions", total=total, note=""), max(1, total // 5)
+
+    def report(done: int, loss: float | None) -> None:
+        note = "" if loss is None else f"mean loss of the last episode {loss:.2f}"
+        bars.update(bar, completed=done, note=note)
+        if not err.is_terminal and done % every == 0:
+            err.print(f"decision {done} of {total}{note and ', '}{note}", soft_wrap=True)
+
+    return report
+
+
+def show_trained(trained: Trained, as_json: bool) -> None:
+    """Where the policy lies, and whether it got better at what it does."""
+    if as_json:
+        print_json({"policy": str(trained.path), "decisions": trained.steps, "losses": trained.losses})
+        return
+    out.print(f"wrote {trained.path} after {trained.steps} decisions", soft_wrap=True)
+    fifth = len(trained.losses) // 5
+    if fifth:
+        first, last = statistics.mean(trained.losses[:fifth]), statistics.mean(trained.losses[-fifth:])
+        what = "mean loss of the global model on the attackers' data"
+        out.print(f"{what}: {first:.2f} in the first fifth of the episodes, {last:.2f} in the last", soft_wrap=True)
 
 
 def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:

@@ -44,9 +44,11 @@ NEEDY = (Kind.defenses, Kind.filters, Kind.aggregators, Kind.hooks)  # kinds tha
 def entries(kind: Kind) -> list[dict[str, Any]]:
     """Name, first line and options of each, and what it needs of a deployment."""
     if kind is Kind.datasets:
-        return [{"name": name, "what": spec.description, "options": {}} for name, spec in DATASETS.items()]
+        return [
+            {"name": name, "what": spec.description, "options": {}, "required": []} for name, spec in DATASETS.items()
+        ]
     return [
-        {"name": name, "what": first_line(target), "options": options_of(target)}
+        {"name": name, "what": first_line(target), "options": options_of(target), "required": required_by(target)}
         | ({"needs": sorted(needs_of(target))} if kind in NEEDY else {})
         for name, target in LISTED[kind].items()
     ]
@@ -60,6 +62,13 @@ def options_of(target: Callable[..., Any]) -> dict[str, Any]:
     """Options and their defaults."""
     parameters = inspect.signature(target).parameters
     return {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+
+
+def required_by(target: Callable[..., Any]) -> list[str]:
+    """Options without a default. What a model is told about the data is not the user's to say."""
+    parameters = inspect.signature(target).parameters
+    given = ("shape", "n_classes")
+    return [name for name, p in parameters.items() if p.default is inspect.Parameter.empty and name not in given]
 
 
 def needs_of(target: Any) -> frozenset[Need]:
@@ -79,7 +88,8 @@ def table(kind: Kind) -> Table:
     for need in needs:
         shown.add_column(need[0].upper(), justify="center", min_width=1)
     for entry in entries(kind):
-        options = ", ".join(f"{key} = {_short(value)}" for key, value in entry["options"].items())
+        required = [f"{key} (required)" for key in entry["required"]]
+        options = ", ".join([*required, *(f"{key} = {_short(value)}" for key, value in entry["options"].items())])
         marks = ["✓" if need in entry["needs"] else "" for need in needs]
         shown.add_row(entry["name"], "\n".join(filter(None, (entry["what"], options))), *marks)
     return shown

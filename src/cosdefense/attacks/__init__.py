@@ -6,6 +6,7 @@ from .explicit_boosting import ExplicitBoosting
 from .inner_product import InnerProduct
 from .krum_poisoning import KrumPoisoning
 from .label_flip import LabelFlip
+from .learned_policy import LearnedPolicy
 from .noise import Noise
 from .sign_flip import SignFlip
 from .trimmed_mean_poisoning import TrimmedMeanPoisoning
@@ -18,6 +19,7 @@ __all__ = [
     "InnerProduct",
     "KrumPoisoning",
     "LabelFlip",
+    "LearnedPolicy",
     "Noise",
     "SignFlip",
     "TrimmedMeanPoisoning",

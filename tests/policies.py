@@ -1,0 +1,37 @@
+"""Policies made by hand, for tests that need one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cosdefense import Layout
+from cosdefense.attacks.policy import Actions, Policy, head_size
+
+
+def drawn_policy(
+    layout: Layout, hidden: tuple[int, ...] = (5, 4), seed: int = 0, sampled: int = 10, actions: Actions = Actions()
+) -> Policy:
+    """Random weights: another answer for every model."""
+    rng = torch.Generator().manual_seed(seed)
+    sizes = (head_size(layout) + 1, *hidden, 2)
+    layers = tuple(
+        (torch.randn(out, inside, generator=rng) / inside**0.5, torch.randn(out, generator=rng) / 2)
+        for inside, out in pairwise(sizes)
+    )
+    return Policy(layers, actions, sampled)
+
+
+def constant_policy(layout: Layout, action: tuple[float, float] = (0.0, 0.0), actions: Actions = Actions()) -> Policy:
+    """The same answer whatever it sees."""
+    bias: Tensor = torch.atanh(torch.tensor(action))
+    return Policy(((torch.zeros(2, head_size(layout) + 1), bias),), actions, sampled=10)
+
+
+def kept(policy: Policy, folder: Path, name: str = "policy.safetensors") -> str:
+    """The path of a file with it."""
+    (folder / name).write_bytes(policy.to_bytes())
+    return str(folder / name)
