@@ -41,8 +41,7 @@ def test_the_filter_of_the_recipe_works_in_the_package(tmp_path: Path) -> None:
     with (copy / "filters" / "__init__.py").open("a") as file:
         file.write("from .largest import Largest\n")
     catalog = (copy / "catalog.py").read_text(encoding="utf-8")
-    catalog = catalog.replace("from .filters import ", "from .filters import Largest, ")
-    catalog = catalog.replace('"clip": Clip, ', '"clip": Clip, "largest": Largest, ')
+    catalog = catalog.replace('"clip": filters.Clip,', '"clip": filters.Clip, "largest": filters.Largest,')
     (copy / "catalog.py").write_text(catalog, encoding="utf-8")
     code = (
         "from cosdefense.catalog import FILTERS; from cosdefense.testing import check_filter; import cosdefense; "

@@ -124,9 +124,16 @@ def test_when_krum_cannot_be_fooled_the_search_gives_up() -> None:
     rows = torch.tensor([[10.0, 10.0], [10.1, 10.0], [10.0, 10.1], [10.1, 10.1], [0.0, 0.0]]).double()
     attack = KrumPoisoning(0.2)
     forged, _ = attack.forge(wide(rows), torch.arange(5) == 4, None)
-    assert 0 < float(-forged[4, 0]) < attack.smallest
-    higher, _ = KrumPoisoning(0.2, smallest=1.0).forge(wide(rows), torch.arange(5) == 4, None)
-    assert 0.5 <= float(-higher[4, 0]) < 1
+    highest, _ = KrumPoisoning(0.2, smallest=1.0).forge(wide(rows), torch.arange(5) == 4, None)  # the bound alone
+    assert 1e-5 < float(forged[4, 0] / highest[4, 0]) <= 2e-5
+
+
+def test_the_size_of_the_updates_does_not_matter() -> None:
+    rng = torch.Generator().manual_seed(3)
+    rows = 0.2 + torch.randn(12, 40, generator=rng).double()
+    liars = torch.arange(12) >= 8
+    forged, tiny = (KrumPoisoning().forge(wide(scale * rows), liars, None)[0] for scale in (1.0, 2.0**-30))
+    assert torch.equal(tiny[liars], forged[liars] * 2.0**-30)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -174,14 +181,14 @@ def slow_search(known: list[list[float]], m: int, contamination: float, knowledg
         bound += math.sqrt(min(sums) / (max(1, n - 2 * f - 1) * 2))
     length = bound
     for count in [m] if knowledge == "full" else range(1, m + 1):
-        length = bound
-        while length >= 1e-5:
+        length = 2 * bound
+        while length / 2 > 1e-5 * bound or length > bound:
+            length /= 2
             answer = slow_krum_prefers(known, [[-length * sign for sign in signs]] * count, contamination)
             if answer is None:
                 return None
             if answer:
                 return [-length * sign for sign in signs]
-            length /= 2
     return [-length * sign for sign in signs]
 
 

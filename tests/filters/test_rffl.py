@@ -55,15 +55,31 @@ def test_removal_waits_for_the_warm_up() -> None:
         return [row[2] for row in found].index(0)
 
     assert until_removed(0) == 4
-    assert until_removed(4) == 4
-    assert until_removed(5) == 5
-    assert until_removed(6) == 6
+    assert until_removed(3) == 4
+    assert until_removed(4) == 5
+    assert until_removed(5) == 6
+
+
+def test_who_lost_everything_in_the_warm_up_can_earn_again() -> None:
+    # 0.26 fair shares after the fourth round, then 0.95 · 0.086 − 0.05 = 0.03 of all, then less than nothing: 0.
+    part = RFFL(warm_up=20)
+    found, state = weights_over(part, [cohort_of(LIAR)] * 7)
+    assert found[6][2] == 0
+    _, state = part(cohort_of([[1, 0]] * 3), state)
+    # Shares ½, ½, 0 and cosines 1: 0.525, 0.525, 0.05, which sum to 1.1.
+    assert weights_of(part, cohort_of([[1, 0]] * 3), state) == pytest.approx([3 * 0.525 / 1.1] * 2 + [3 * 0.05 / 1.1])
+
+
+def test_a_round_that_says_nothing_changes_nothing() -> None:
+    part = RFFL(decay=0.0)
+    _, state = part(cohort_of([[0, 0], [0, 0]]), part.init())
+    assert weights_of(part, cohort_of([[1, 0], [1, 0]]), state) == [1, 1]
 
 
 def test_the_warm_up_is_each_clients_own() -> None:
     """A liar who joins late has as many rounds as the others had, and no more."""
     early = [cohort_of([[1, 0], [1, 0]], [0, 1])] * 7
-    found, _ = weights_over(RFFL(warm_up=5), [*early, *[cohort_of(LIAR, [0, 1, 2])] * 6])
+    found, _ = weights_over(RFFL(warm_up=4), [*early, *[cohort_of(LIAR, [0, 1, 2])] * 6])
     assert [row[2] == 0 for row in found[7:]] == [False] * 5 + [True]
 
 
@@ -86,7 +102,7 @@ def test_the_fair_share_is_that_of_those_who_are_left() -> None:
 
 
 def test_the_removed_stay_removed() -> None:
-    part = RFFL(warm_up=4)
+    part = RFFL(warm_up=3)
     _, state = weights_over(part, [cohort_of(LIAR, [7, 8, 9])] * 4)
     for _ in range(30):  # as good as gold, and for longer than any warm-up
         judgment, state = part(cohort_of([[1, 0], [1, 0], [1, 0]], [9, 8, 7]), state)
@@ -100,7 +116,7 @@ def test_the_removed_stay_removed() -> None:
 
 def test_the_removed_do_not_pull_the_aggregate() -> None:
     """The cosines of the others are to a sum without them, however long their rows are."""
-    part = RFFL(warm_up=4)
+    part = RFFL(warm_up=3)
     _, state = weights_over(part, [cohort_of(LIAR)] * 4)
     quiet, loud = ([[1, 0.5], [1, -0.25], row] for row in ([0.0, 0.0], [-1e9, 1e9]))
     _, one = part(cohort_of(quiet), state)

@@ -26,7 +26,7 @@ from .trimmed_mean_poisoning import Knowledge, known_rows
 
 @dataclass(frozen=True)
 class KrumPoisoning(Attack):
-    """All attackers send −λ · sign(mean known update), λ halved from the paper's bound until Krum picks one of them.
+    """All attackers send −λ · sign(mean known update), λ halved from an upper bound until Krum picks one of them.
 
     Krum itself is asked, with the forged rows among those the attackers know. With partial knowledge
     these are their own honest updates and as many forged ones as it takes.
@@ -34,8 +34,8 @@ class KrumPoisoning(Attack):
 
     contamination: float = 0.3  # what the attackers believe the server assumes
     knowledge: Knowledge = "full"  # of the honest clients' updates
-    spread: float = 0.0  # how far supporters keep from the first attacker, so as not to look alike
-    smallest: float = 1e-5  # the paper's limit: below it the search gives up
+    spread: float = 0.0  # how far attackers keep from each other, so as not to look alike
+    smallest: float = 1e-5  # of the bound: below it the search gives up (the paper's is absolute, and 1e-5 as well)
 
     def __post_init__(self) -> None:
         if self.knowledge not in get_args(Knowledge):
@@ -62,15 +62,14 @@ class KrumPoisoning(Attack):
     ) -> float:
         """λ: tried with all attackers where the honest ones are known, else with one forged row, two, …"""
         bound = self._bound(known[:, : cohort.layout.n_trainable], len(jitter))
-        counts = [len(jitter)] if self.knowledge == "full" else range(1, len(jitter) + 1)
-        length = bound
-        for count in counts:
-            length = bound
-            while length >= self.smallest:
+        lengths = [bound]
+        while lengths[-1] / 2 > self.smallest * bound:
+            lengths.append(lengths[-1] / 2)
+        for count in [len(jitter)] if self.knowledge == "full" else range(1, len(jitter) + 1):
+            for length in lengths:
                 if self._picked(cohort, known, length * direction + jitter[:count]):
                     return length
-                length /= 2
-        return length
+        return lengths[-1]
 
     def _picked(self, cohort: Cohort, known: Float[Tensor, "m d"], forged: Float[Tensor, "f d"]) -> bool:
         """Whether Krum, faced with these rows, picks forged ones only."""
@@ -83,7 +82,7 @@ class KrumPoisoning(Attack):
         return not bool((judgment.weights[: len(known)] != 0).any())
 
     def _bound(self, known: Float[Tensor, "m t"], n_malicious: int) -> float:
-        """The paper's upper bound of λ, from what the attackers know."""
+        """Beyond this λ no Krum would pick it: the paper's bound, for squared distances."""
         n, size = len(known) + n_malicious, known.shape[1]
         f = fraction_of(self.contamination, n)
         longest = float(row_norms(known).max()) / math.sqrt(size)

@@ -25,7 +25,8 @@ class FoolsGold(Filter):
 
     Honest clients that resemble a sybil less than sybils resemble each other are pardoned. A single
     attacker has nobody to resemble and passes. The authors add up the weighted updates; followed by
-    the mean they are averaged, as later implementations do.
+    the mean they are averaged, as later implementations do. The authors' 1e-5 against division by zero
+    is not needed here.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})

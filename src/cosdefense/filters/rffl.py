@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..cohort import Cohort
@@ -27,8 +27,8 @@ class RFFL(Filter):
     """r ← decay · r + (1 − decay) · cos(u, Σ r u), shared out over the round; removed below threshold / n.
 
     The authors expect every client in every round. Here a round shares out what its participants held
-    before, newcomers bring the fair share (the authors' zero would remove them at once), and the
-    warm-up is each client's own; with everybody present all of this is the authors' rule.
+    before, newcomers bring the fair share, and the warm-up is each client's own. With everybody present
+    only the start differs: the authors begin at zero, which would remove every latecomer at once.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})
@@ -54,21 +54,22 @@ class RFFL(Filter):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         newcomer = cohort.weights.new_tensor([1.0, 0.0, 0.0]).expand(len(cohort), 3)
         reputation, seen, removed = state.lookup(cohort.clients, default=newcomer).unbind(dim=1)
-        weights = reputation * (removed == 0)
-        after = self._earned(weights, cohort)
-        fair = after.sum() / (weights > 0).sum().clamp_min(1)
-        low = (after < self.threshold * fair) & (seen + 1 >= self.warm_up)
-        rows = torch.stack([after, seen + 1, torch.maximum(removed, low.to(removed.dtype))], dim=1)
+        reputable = removed == 0
+        weights = reputation * reputable
+        after = self._earned(weights, reputable, cohort)
+        fair = after.sum() / reputable.sum().clamp_min(1)
+        low = (after < self.threshold * fair) & (seen >= self.warm_up)
+        rows = torch.stack([after, seen + 1, (low | ~reputable).to(seen.dtype)], dim=1)
         return Judgment(-weights, weights), state.updated(cohort.clients, rows, self.capacity)
 
-    def _earned(self, weights: Float[Tensor, " n"], cohort: Cohort) -> Float[Tensor, " n"]:
+    def _earned(
+        self, weights: Float[Tensor, " n"], reputable: Bool[Tensor, " n"], cohort: Cohort
+    ) -> Float[Tensor, " n"]:
         """Reputations after the round; in sum the same as before."""
         held = weights.sum()
-        if held == 0:
-            return weights
-        shares = weights / held
+        shares = weights / torch.where(held > 0, held, 1)
         agreement = cosine(cohort.trainable(), shares @ cohort.trainable())
-        # The authors never see a negative reputation: whoever comes near it is removed first.
-        earned = (self.decay * shares + (1 - self.decay) * agreement).clamp_min(0) * (weights > 0)
+        # Less than nothing would be a vote against the client, which this rule does not know.
+        earned = (self.decay * shares + (1 - self.decay) * agreement).clamp_min(0) * reputable
         total = earned.sum()
-        return earned / torch.where(total > 0, total, 1) * held
+        return torch.where(total > 0, earned / torch.where(total > 0, total, 1) * held, weights)

@@ -61,6 +61,5 @@ def _tested(cohort: Cohort, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, 
     wide = logits.double()
     if not bool(wide.isfinite().all()):
         return wide.new_tensor(math.log(max(2, wide.shape[1]))), wide.new_tensor(math.inf)
-    chances = wide.softmax(dim=1)
-    entropy = -(chances * wide.log_softmax(dim=1)).sum(dim=1).mean()
+    entropy = torch.special.entr(wide.softmax(dim=1)).sum(dim=1).mean()
     return entropy, cross_entropy(wide, labels)
