@@ -69,7 +69,7 @@ def test_the_page_is_never_wider_than_its_window(report: Report, tmp_path: Path,
     found = re.search(r'data-seen="(\d+),(\d+),(\d+)"', opened(tmp_path / "window.html", tmp_path, width=1400))
     assert found is not None
     inner, wanted, charts = map(int, found.groups())
-    assert (inner, charts) == (width, 16)
+    assert (inner, charts) == (width, 18)
     assert wanted <= width
 
 

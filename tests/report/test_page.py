@@ -246,3 +246,30 @@ def test_without_the_drawing_libraries_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(MissingReportExtra, match=r"altair was not found: pip install 'cosdefense\[report\]'"):
         write_report([make_run(rounds=2)], tmp_path, "t")
+
+
+def test_a_large_grid_is_told_by_its_worst_cases_and_its_table_is_folded() -> None:
+    attacks = tuple(f"attack {number}" for number in range(7))
+    runs = make_runs(attacks=attacks, rounds=100)
+    worst = {
+        defense: min(final_accuracy(run.rounds) or 0.0 for run in runs if run.label == defense) for defense in DEFENSES
+    }
+    best, last = max(worst, key=lambda name: worst[name]), min(worst, key=lambda name: worst[name])
+    told = in_words(grouped(runs))
+    assert f"In its worst case {best} ended at {worst[best]:.1%} accuracy (under attack" in told
+    assert f"Lowest was {last}, at {worst[last]:.1%}" in told
+    page = Page(page_of(runs, figures_of(runs), "large"))
+    assert any(tag == "details" for tag, _ in page.elements)
+    few = make_runs(attacks=attacks[:2], rounds=100)
+    assert not any(tag == "details" for tag, _ in Page(page_of(few, figures_of(few), "small")).elements)
+
+
+def test_heat_maps_scroll_on_a_narrow_page() -> None:
+    runs = make_runs(attacks=("one", "two", "three"), rounds=100)
+    charts = {
+        attributes["id"]: attributes.get("style")
+        for _, attributes in Page(page_of(runs, figures_of(runs), "grid")).elements
+        if attributes.get("class") == "chart"
+    }
+    assert charts["chart-grid-0"] == "min-width: 318px"
+    assert charts["chart-accuracy-0"] is None

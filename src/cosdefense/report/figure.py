@@ -31,6 +31,7 @@ class Panel:
     description: str  # read aloud instead of the picture
     rows: list[Row]
     chart: alt.LayerChart
+    least: int = 0  # pixels of width below which it cannot be read; a narrow page scrolls it
 
     def spec(self) -> dict[str, Any]:
         """The chart for the page: as wide as its container, names of colors left to the page, where they wrap."""

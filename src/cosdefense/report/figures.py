@@ -33,7 +33,7 @@ MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat
 def figures_of(runs: Sequence[RunRecord]) -> list[Figure]:
     """Every figure that has data."""
     groups = numbers.grouped(runs)
-    drawn = [_accuracy(groups), grid_figure(groups), _scores(groups), _points(groups), _rejections(groups)]
+    drawn = [grid_figure(groups), _accuracy(groups), _scores(groups), _points(groups), _rejections(groups)]
     drawn += [_confusion(groups), _split(runs)]
     return [figure for figure in drawn if figure.panels]
 

@@ -35,4 +35,4 @@ def _heat_map(title: str, rows: list[Row]) -> Panel:
     tips = [tip("defense:N"), tip("attack:N"), tip("share:Q", ".1%", title.lower())]
     drawn = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))
     said = "; ".join(f"{row['defense']} {under(row['attack'])} {row['share']:.1%}" for row in rows)
-    return Panel(title, f"{title}, every defense under every attack: {said}.", rows, drawn)
+    return Panel(title, f"{title}, every defense under every attack: {said}.", rows, drawn, 150 + 56 * len(attacks))

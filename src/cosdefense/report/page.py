@@ -24,6 +24,9 @@ from .results import as_csv, as_json, experiments, flat, in_words, notes, table
 from .rows import Group, grouped
 from .theme import PAGE, config
 
+HALF = 580  # pixels of the page's width that one of two columns has
+MAX_ROWS = 24  # of an open table: beyond that the heat maps say more
+
 
 def page_of(runs: Sequence[RunRecord], figures: Sequence[Figure], title: str) -> str:
     """The whole page as text."""
@@ -56,10 +59,11 @@ def _results(groups: Sequence[Group]) -> str:
         + "</tr>"
         for row in rows
     )
-    return (
+    shown = (
         '<div class="wide" role="region" aria-labelledby="results" tabindex="0"><table class="results">'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
     )
+    return shown if len(rows) <= MAX_ROWS else f"<details><summary>All {len(rows)} rows</summary>{shown}</details>"
 
 
 def _number(heading: str) -> str:
@@ -67,7 +71,7 @@ def _number(heading: str) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    several = len(figure.panels) > 1
+    several = len(figure.panels) > 1 and all(panel.least <= HALF for panel in figure.panels)
     panels = "\n".join(_panel(panel, _place(figure, index)) for index, panel in enumerate(figure.panels))
     return (
         f'<section aria-labelledby="{figure.name}"><h2 id="{figure.name}">{escape(figure.title)}</h2>\n'
@@ -78,8 +82,15 @@ def _figure(figure: Figure) -> str:
 
 def _panel(panel: Panel, place: str) -> str:
     heading = f"<h3>{escape(panel.title)}</h3>" if panel.title else ""
-    chart = f'<div class="chart" id="{place}"></div>'  # within another one: Vega renames the element it draws in
-    return f'<div class="panel">{heading}<div role="img" aria-label="{escape(panel.description)}">{chart}</div></div>'
+    least = f' style="min-width: {panel.least}px"' if panel.least else ""
+    chart = f'<div class="chart" id="{place}"{least}></div>'  # within another one: Vega renames what it draws in
+    image = f'<div role="img" aria-label="{escape(panel.description)}">{chart}</div>'
+    image = (
+        f'<div class="wide" role="region" aria-label="{escape(panel.title)}" tabindex="0">{image}</div>'
+        if least
+        else image
+    )
+    return f'<div class="panel">{heading}{image}</div>'
 
 
 def _legend(figure: Figure) -> str:

@@ -15,6 +15,7 @@ from .rows import Group, under
 
 Summary = Mapping[str, Any]
 NOTHING = "–"
+MAX_TOLD = 4  # attacks that are told one by one
 
 
 def table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
@@ -102,7 +103,27 @@ def notes(groups: Sequence[Group]) -> str:
 def in_words(groups: Sequence[Group]) -> str:
     """A paragraph for somebody who reads nothing else."""
     attacks = list(dict.fromkeys(group.attack for group in groups))
+    if len(attacks) > MAX_TOLD:
+        return f"{_scope(groups)} {_worst_cases(groups)}"
     return " ".join([_scope(groups), *(_outcome([g for g in groups if g.attack == attack]) for attack in attacks)])
+
+
+def _worst_cases(groups: Sequence[Group]) -> str:
+    """Many attacks in two sentences: who lost least where it lost most, and who lost most."""
+    worst: dict[str, tuple[float, str]] = {}
+    for group in groups:
+        end = _mean(group, "final_accuracy")
+        if end is not None and (group.defense not in worst or end < worst[group.defense][0]):
+            worst[group.defense] = end, under(group.attack)
+    if not worst:
+        return "No round was evaluated."
+    (best, (high, where)), (last, (low, there)) = max(worst.items(), key=_second), min(worst.items(), key=_second)
+    told = f"In its worst case {best} ended at {high:.1%} accuracy ({where}), higher than any other defense in its own."
+    return told if best == last else f"{told} Lowest was {last}, at {low:.1%} ({there})."
+
+
+def _second(item: tuple[str, tuple[float, str]]) -> tuple[float, str]:
+    return item[1]
 
 
 def _scope(groups: Sequence[Group]) -> str:
