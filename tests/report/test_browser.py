@@ -51,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_every_chart_is_drawn_offline(report: Report, tmp_path: Path) -> None:
     elements = opened(report.page, tmp_path)
-    assert n_drawn(elements) == elements.count('<div class="chart') == 2 + 1 + 4 + 4 + 4 + 1
+    assert n_drawn(elements) == elements.count('<div class="chart') == 3 + 2 + 4 + 4 + 4 + 1
     assert "could not be drawn" not in elements.split("<script")[0]
     assert 'stroke="var(--grid)"' in elements  # charts follow the page from light to dark
 
