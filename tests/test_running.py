@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from cosdefense.checkpoint import DamagedCheckpoint, save_snapshot, write_atomically
 from cosdefense.data import load as load_data
-from cosdefense.experiment import Experiment, from_table, to_toml
+from cosdefense.experiment import Experiment, from_table, to_table, to_toml
 from cosdefense.journal import ResumedElsewhere, RunInUse, is_finished
 from cosdefense.options import ConfigError
 from cosdefense.preparation import NeverReached, build_world, choose_device, rehearse
@@ -284,3 +285,68 @@ def test_others_may_read_a_run(whole: Path) -> None:
 def test_records_hold_no_nan(whole: Path) -> None:
     for line in (whole / "records.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+STATEFUL = [
+    {"name": "foolsgold"},
+    {"name": "rffl", "warm_up": 2},
+    {"name": "bygars++"},
+    {"filters": [{"name": "sageflow"}], "hooks": [{"name": "fl-wbc"}, {"name": "adversarial-training", "steps": 1}]},
+]
+
+
+@pytest.mark.parametrize("defense", STATEFUL, ids=str)
+def test_memory_and_hooks_survive_a_stop(defense: dict[str, object], tmp_path: Path) -> None:
+    """Clients come and go, some samples are the server's; stopped in the middle, it ends in the same bits."""
+    table = {**TABLE, "defenses": [defense], "data": {"dataset": "digits", "clients": 20, "trusted": 30, "shared": 3}}
+    table["training"] = {"rounds": 12, "sampled": 5, "batch": 4, "lr": 0.1, "local_steps": 2}
+    experiment, data = from_table(table), load_data("digits")
+    assert from_table(to_table(experiment)) == experiment
+    list(run(experiment, tmp_path / "whole", data, CPU))
+    first = run(experiment, tmp_path / "parts", data, CPU)
+    for _ in range(7):
+        next(first)
+    first.close()
+    assert len(list(run(experiment, tmp_path / "parts", data, CPU))) == 5
+    whole, parts = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_clean_and_adversarial_accuracy_are_recorded(tmp_path: Path) -> None:
+    def last(folder: str, defense: dict[str, object], **training: object) -> RoundRecord:
+        settings = {"rounds": 2, "sampled": 5, "batch": 4, **training}
+        table = {**TABLE, "defenses": [defense], "training": settings, "schedule": {}}
+        list(run(from_table(table), tmp_path / folder, load_data("digits"), CPU))
+        return read_run(tmp_path / folder).rounds[-1]
+
+    hardened = last("fat", {"name": "fat", "steps": 2})
+    assert hardened.accuracy is not None
+    assert hardened.adversarial_accuracy is not None
+    assert hardened.adversarial_accuracy <= hardened.accuracy
+    assert last("plain", {"name": "fedavg"}).adversarial_accuracy is None
+    assert last("asked", {"name": "fedavg"}, adversarial=0.1).adversarial_accuracy is not None
+    summary = read_run(tmp_path / "asked").summary
+    assert summary is not None
+    assert summary["adversarial_accuracy"] is not None
+
+
+def test_pictures_are_recorded(tmp_path: Path) -> None:
+    table = {**TABLE, "defenses": [{"name": "pca-clustering"}]}
+    list(run(from_table(table), tmp_path / "run", load_data("digits"), CPU))
+    for record in read_run(tmp_path / "run").rounds[3:]:
+        points = record.points["PCAClusters"]
+        assert len(points) == len(record.clients)
+        assert all(point is None or len(point) == 2 for point in points)
+
+
+def test_the_rehearsal_names_missing_data_and_idle_hooks() -> None:
+    digits = load_data("digits")
+    for name, needed in (("fltrust", r"data\.trusted"), ("diversefl", r"clean data of the server's own")):
+        with pytest.raises(ConfigError, match=f"defense {name}: .*{needed}"):
+            rehearse(from_table({**TABLE, "defenses": [{"name": name}]}), digits)
+    with_data = {**TABLE, "data": {"dataset": "digits", "clients": 20, "trusted": 30}}
+    with pytest.raises(ConfigError, match=r"defense diversefl: .*data\.shared"):
+        rehearse(from_table({**with_data, "defenses": [{"name": "diversefl"}]}), digits)
+    with pytest.warns(NeverReached, match="FL-WBC acts from the second local step on"):
+        rehearse(from_table({**TABLE, "defenses": [{"name": "fl-wbc"}]}), digits)

@@ -1,0 +1,79 @@
+"""What is measured on test data, by hand: a model that answers with the brightest pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosdefense import Attack, ClientHook
+from cosdefense.attacks import Backdoor, LabelFlip
+from cosdefense.defense import Loss
+from cosdefense.evaluation import CHUNK, evaluate
+from cosdefense.task import Task
+
+
+def brightest(n_classes: int) -> Task:
+    """The answer is the number of the brightest pixel."""
+    linear = nn.Linear(n_classes, n_classes, bias=False)
+    linear.weight.data = torch.eye(n_classes)
+    return Task.of(nn.Sequential(nn.Flatten(), linear))
+
+
+def shown(answers: list[int], n_classes: int) -> Tensor:
+    """One row of pixels per image, bright where the model shall see its answer."""
+    return 0.5 * torch.nn.functional.one_hot(torch.tensor(answers), n_classes).float().view(-1, 1, 1, n_classes)
+
+
+def test_accuracy_and_targeted_flips() -> None:
+    task, truth = brightest(4), torch.tensor([1, 1, 1, 1, 2, 3])
+    images = shown([1, 1, 3, 0, 2, 1], 4)
+    found = evaluate(task, task.initial(), images, truth, LabelFlip(source=1, target=3), 4)
+    assert found.accuracy == 3 / 6
+    assert found.attack_success == 1 / 4  # of the four that are 1, one is called 3
+    assert found.source_recall == 2 / 4
+    assert found.adversarial_accuracy is None
+    plain = evaluate(task, task.initial(), images, truth, Attack(), 4)
+    assert (plain.attack_success, plain.source_recall) == (None, None)
+
+
+def test_a_backdoors_success_leaves_out_its_own_class() -> None:
+    # The stamp is the last pixel, brighter than all: every stamped image is called 3. Two of them are a 3 anyway.
+    task, truth = brightest(4), torch.tensor([3, 3, 0, 1, 2])
+    images = shown([3, 0, 0, 1, 1], 4)
+    found = evaluate(task, task.initial(), images, truth, Backdoor(target=3, size=1), 4)
+    assert found.attack_success == 1.0
+    assert found.source_recall == 2 / 3  # of the other three, without the stamp
+    assert found.accuracy == 3 / 5
+    other = evaluate(task, task.initial(), images, truth, Backdoor(target=0, size=1), 4)
+    assert other.attack_success == 0.0  # class 0 is a class like any other, and nobody is fooled into it
+
+
+@dataclass(frozen=True)
+class Shifts(ClientHook):
+    """Moves the bright pixel of those who are a 0 one place on."""
+
+    def batch(self, loss: Loss, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        assert float(loss(images, labels)) > 0
+        return torch.where((labels == 0)[:, None, None, None], images.roll(1, dims=-1), images), labels
+
+
+def test_adversarial_accuracy_is_that_on_moved_images() -> None:
+    task, truth = brightest(3), torch.tensor([0, 0, 1, 2])
+    found = evaluate(task, task.initial(), shown([0, 0, 1, 0], 3), truth, Attack(), 3, Shifts())
+    assert found.accuracy == 3 / 4
+    assert found.adversarial_accuracy == 1 / 4
+
+
+def test_chunks_add_up() -> None:
+    rng = torch.Generator().manual_seed(0)
+    answers = torch.randint(0, 3, (CHUNK + 500,), generator=rng)
+    truth = torch.randint(0, 3, (CHUNK + 500,), generator=rng)
+    task, attack = brightest(3), LabelFlip(0, 2)
+    found = evaluate(task, task.initial(), shown(answers.tolist(), 3), truth, attack, 3)
+    zero = truth == 0
+    assert found.accuracy == pytest.approx(float((answers == truth).float().mean()), abs=1e-7)
+    assert found.attack_success == pytest.approx(float((answers[zero] == 2).float().mean()), abs=1e-7)
+    assert found.source_recall == pytest.approx(float((answers[zero] == 0).float().mean()), abs=1e-7)
