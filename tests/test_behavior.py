@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 
 from cosdefense import Attack, recipe
 from cosdefense.attacks import (
@@ -23,6 +24,7 @@ from cosdefense.data import load
 from cosdefense.evaluation import Evaluation, evaluate
 from cosdefense.hooks import AdversarialTraining
 from cosdefense.simulation import Round, Schedule, Snapshot, World, simulate
+from cosdefense.task import Task
 from cosdefense.trusted import ServerData
 from worlds import digits_world
 
@@ -171,6 +173,19 @@ def test_bygars_uses_sign_flippers(name: str) -> None:
     attacked, clean = (outcome(world, attack, name, rounds=40, batch=28) for attack in (SignFlip(5.0), Attack()))
     assert attacked.accuracy == pytest.approx(clean.accuracy, abs=0.02)
     assert attacked.liars_rejected == 0
+
+
+@pytest.mark.parametrize("name", ["fltrust", "bygars", "bygars++"])
+def test_a_majority_cannot_spoil_batch_norm(name: str) -> None:
+    """Liars who climb at every step send honest statistics beside reversed weights."""
+    world = trusted_world(malicious=0.6, q=0.1)
+    layers = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
+    torch.manual_seed(0)
+    task = Task.of(nn.Sequential(*layers), mean=world.task.mean, std=world.task.std)
+    server = world.trusted_data
+    assert isinstance(server, ServerData)
+    world = replace(world, task=task, trusted_data=replace(server, task=task))
+    assert outcome(world, SignFlip(every_step=True), name, rounds=40, batch=28).accuracy > 0.7
 
 
 def test_fltrust_is_as_good_as_its_data() -> None:

@@ -96,7 +96,7 @@ def test_list_shows_options(folder: Path) -> None:
     shown = cosdefense_("list", cwd=folder).stdout
     assert "contamination = 0.3" in shown
     assert "inner-product" in shown
-    assert "path (needed), sha256 = None" in shown
+    assert "path (required), sha256 = None" in shown
     assert "resnet18" in shown
 
 

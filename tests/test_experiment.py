@@ -88,6 +88,13 @@ def test_the_digits_grid_is_complete() -> None:
     rehearse(load(path), load_data("digits"))
 
 
+def test_hooks_are_part_of_a_label() -> None:
+    spelled = {"filters": [{"name": "clip"}], "hooks": [{"name": "fl-wbc"}]}
+    experiment = from_table({"name": "x", "defenses": [{"name": "fedavg"}, {"hooks": [{"name": "fl-wbc"}]}, spelled]})
+    assert [entry.label for entry in experiment.defenses] == ["fedavg", "mean + fl-wbc", "clip + mean + fl-wbc"]
+    assert from_table(to_table(experiment)) == experiment
+
+
 def test_the_grid(tmp_path: Path) -> None:
     cells = list(load(written(tmp_path)).cells())
     assert len(cells) == 2 * 3 * 2

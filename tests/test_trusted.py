@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from cosdefense import MissingTrustedData
 from cosdefense.client import train_clients
@@ -14,6 +15,7 @@ from cosdefense.experiment import Data, Experiment, Training
 from cosdefense.options import ConfigError
 from cosdefense.preparation import build_world
 from cosdefense.simulation import World
+from cosdefense.task import Task
 from cosdefense.trusted import ServerData
 
 
@@ -63,6 +65,21 @@ def test_the_update_is_that_of_a_client_with_this_data() -> None:
     images, labels = world.images[rows][None, None].float() / 255, world.labels[rows][None, None]
     expected = train_clients(world.task, world.trainer, params, images, labels)[0]
     assert torch.allclose(everything.update(params, seed=0), expected, atol=1e-6)
+
+
+def test_dropout_at_the_server_is_seeded() -> None:
+    _, server = world_of()
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    server = replace(server, task=Task.of(model))
+    params = server.task.initial()
+    torch.manual_seed(1)
+    found = server.update(params, seed=3), server.guides(torch.tensor([2]), params, seed=3)
+    draw = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(draw, torch.rand(1))  # and it leaves the global stream alone
+    torch.manual_seed(2)
+    assert torch.equal(found[0], server.update(params, seed=3))
+    assert torch.equal(found[1], server.guides(torch.tensor([2]), params, seed=3))
 
 
 def test_guides_are_per_client_and_do_not_depend_on_company() -> None:

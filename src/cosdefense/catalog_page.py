@@ -27,7 +27,7 @@ TABLE_1 = {
 DIFFERENCES = {
     "RFFL": "The paper says that RFFL does not go with client sampling. Its authors do expect everybody in every "
     "round; here reputations belong to identities and a round shares out what its participants held before, so that "
-    "absent clients lose nothing. With everybody present both are the same rule.",
+    "absent clients lose nothing. What else differs is said at `rffl`, below.",
     "ByGars": "The row stands for ByGARS++, which remembers reputations. `bygars` finds them anew every round and "
     "keeps no memory.",
 }

@@ -23,6 +23,7 @@ class Need(StrEnum):
     """What a part asks of a deployment beyond the updates of the round."""
 
     SERVER_DATA = "server data"
+    CLIENT_DATA = "data of clients"
     ATTACKER_COUNT = "guess of attackers"
     CLIENT_MEMORY = "memory per client"
     FULL_PARTICIPATION = "full participation"

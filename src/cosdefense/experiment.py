@@ -251,7 +251,7 @@ def _label(table: Mapping[str, Any]) -> str:
     if "name" in table:
         options = ", ".join(f"{key}={value}" for key, value in table.items() if key != "name")
         return f"{table['name']}({options})" if options else str(table["name"])
-    parts = [*table.get("filters", ()), table.get("aggregator", {"name": "mean"})]
+    parts = [*table.get("filters", ()), table.get("aggregator", {"name": "mean"}), *table.get("hooks", ())]
     return " + ".join(str(part.get("name")) if isinstance(part, Mapping) else str(part) for part in parts)
 
 

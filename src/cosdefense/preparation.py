@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from .attacks import Attack
 from .catalog import lookup
@@ -20,7 +20,7 @@ from .hooks import FLWBC
 from .models import MODELS
 from .ops import fraction_of
 from .options import ConfigError
-from .randomness import derive, generator
+from .randomness import derive, generator, seeded
 from .simulation import World
 from .task import Task
 from .trusted import ServerData
@@ -51,18 +51,23 @@ def choose_device(name: str = "auto") -> torch.device:
     return device
 
 
+def build_model(cell: Experiment, dataset: Dataset) -> nn.Module:
+    """The model that training starts from: decided by the seed."""
+    (seed,), settings = cell.seeds, dict(cell.model)
+    build = lookup(MODELS, settings.pop("name"), "model")
+    with seeded(derive(seed, "model"), torch.device("cpu")):
+        try:
+            model: nn.Module = build(
+                shape=tuple(dataset.train_images.shape[1:]), n_classes=dataset.n_classes, **settings
+            )
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise ConfigError(f"model does not fit dataset {dataset.name}: {error}") from error
+    return model
+
+
 def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> World:
     """Who owns what, who lies, and what they train: decided by the seed alone."""
     (seed,) = cell.seeds
-    settings = dict(cell.model)
-    build = lookup(MODELS, settings.pop("name"), "model")
-    shape = tuple(dataset.train_images.shape[1:])
-    with torch.random.fork_rng([]):
-        torch.manual_seed(derive(seed, "model"))
-        try:
-            model = build(shape=shape, n_classes=dataset.n_classes, **settings)
-        except (ValueError, RuntimeError, TypeError) as error:
-            raise ConfigError(f"model does not fit dataset {dataset.name}: {error}") from error
     malicious = torch.zeros(cell.data.clients, dtype=torch.bool)
     n_malicious = fraction_of(cell.data.malicious, cell.data.clients)
     malicious[torch.randperm(cell.data.clients, generator=generator(seed, "identities"))[:n_malicious]] = True
@@ -74,7 +79,7 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
     except ValueError as error:
         raise ConfigError(f"data.partition: {error}") from error
     world = World(
-        task=Task.of(model.to(device), mean=dataset.mean, std=dataset.std),
+        task=Task.of(build_model(cell, dataset).to(device), mean=dataset.mean, std=dataset.std),
         images=dataset.train_images.to(device),
         labels=dataset.train_labels.to(device),
         partition=[free[own] for own in owned],
@@ -112,7 +117,10 @@ def rehearse(experiment: Experiment, dataset: Dataset) -> None:
     world = build_world(cell, dataset, torch.device("cpu"))
     clients = torch.arange(cell.training.sampled)
     updates = torch.zeros(cell.training.sampled, world.task.layout.size)
-    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=world.trusted_data)
+    trusted = world.trusted_data
+    if isinstance(trusted, ServerData):
+        trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it is there
+    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=trusted)
     images, labels = world.batches(clients[:1], 1, 1, generator(0))
     for attack in experiment.attacks:
         with _named(f"attack {attack.label}"):

@@ -7,6 +7,8 @@ a generator has to be saved for a run to be resumed. Streams are drawn on the CP
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -20,3 +22,11 @@ def derive(seed: int, *purpose: str | int) -> int:
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """A fresh random stream for one purpose."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout and the like draw from torch's global stream: seed it for a while, leave it as it was."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -73,11 +73,11 @@ def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: Worl
 
 
 def _adversary(cell: Experiment) -> ClientHook | None:
-    """Who moves the test images: as the experiment says, or what the defense trains against."""
-    (defense,), epsilon = cell.defenses, cell.training.adversarial
-    if epsilon is not None:
-        return AdversarialTraining(epsilon)
-    return next((hook for hook in defense.part.hooks if isinstance(hook, AdversarialTraining)), None)
+    """Who moves the test images: as far as the experiment says, or as the defense trains for; always in ten steps."""
+    (defense,) = cell.defenses
+    trained_for = [hook.epsilon for hook in defense.part.hooks if isinstance(hook, AdversarialTraining)]
+    epsilon = cell.training.adversarial or next(iter(trained_for), None)
+    return None if epsilon is None else AdversarialTraining(epsilon)
 
 
 def record_of(round_: Round) -> RoundRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +17,7 @@ from .client import LocalSGD, train_clients
 from .cohort import Cohort, TooFewClients, TrustedData
 from .defense import ClientHook, Defense, Filter, State, Verdict
 from .meter import Meter
-from .randomness import derive, generator
+from .randomness import derive, generator, seeded
 from .recipes import fedavg
 from .task import Task
 
@@ -137,7 +136,7 @@ def simulate(
         acting = schedule.attacks(number) and attack != Attack()
         liars = world.malicious[clients] & acting
         # they train
-        with meter("train"), _seeded(derive(seed, "training", number), device):
+        with meter("train"), seeded(derive(seed, "training", number), device):
             hooks = defense.hooks if schedule.defends(number) else ()
             updates = _trained(world, attack, hooks, now, clients, liars, local_steps, batch, seed)
         clients, liars = clients.to(device), liars.to(device)
@@ -211,11 +210,3 @@ def _initiated(defense: Defense, world: World) -> Defense:
     liars = world.malicious.nonzero().flatten()
     told = tuple(part.told(liars) if isinstance(part, Oracle) else part for part in defense.filters)
     return replace(defense, filters=told)
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout and the like draw from torch's global stream: seed it for the phase, leave it as it was."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

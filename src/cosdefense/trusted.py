@@ -12,7 +12,7 @@ from torch import Tensor
 from .batches import Pixels, draw, pixels
 from .client import LocalSGD, train_clients
 from .cohort import MissingTrustedData, TrustedData
-from .randomness import generator
+from .randomness import derive, generator, seeded
 from .task import Task
 
 
@@ -61,4 +61,5 @@ class ServerData(TrustedData):
             [draw(own, size, generator(seed, "trusted", name)) for own, name in zip(owned, names, strict=True)]
         )
         rows = rows.view(len(owned), self.steps, self.batch).to(self.labels.device)
-        return train_clients(self.task, self.trainer, params, pixels(self.images[rows]), self.labels[rows])
+        with seeded(derive(seed, "trusted"), self.labels.device):
+            return train_clients(self.task, self.trainer, params, pixels(self.images[rows]), self.labels[rows])

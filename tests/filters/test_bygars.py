@@ -167,7 +167,25 @@ def test_nobody_spoils_the_round_with_statistics_alone(part: Filter, dtype: torc
     assert judgment.weights[1] == 0
     assert judgment.updates is not None
     assert bool(judgment.updates.isfinite().all())
-    assert verdict_of(part, [[3, 4, 1], [0, 0, 1e20]], server, dtype).tolist() == pytest.approx([3, 4, 1])
+    assert verdict_of(part, [[3, 4, 1], [0, 0, 1e20]], server, dtype).tolist() == pytest.approx([3, 4, 9])
+
+
+@pytest.mark.parametrize("part", BOTH, ids=repr)
+def test_statistics_are_the_servers_own_and_never_turned_round(part: Filter) -> None:
+    """Sign-flippers whose statistics are honest must not have them subtracted."""
+    found = verdict_of(part, [[3, 4, 1], [-3, -4, 1], [-3, -4, 1], [-3, -4, 1e6]], always(3, 4), torch.float64)
+    assert found.tolist() == pytest.approx([3, 4, 9])
+
+
+@pytest.mark.parametrize("part", BOTH, ids=repr)
+def test_one_bad_round_of_the_server_is_forgotten(part: Filter) -> None:
+    defense = Defense((part,), Mean())
+    state = defense.init()
+    cohort = cohort_of([[3, 4], [4, 3]], trusted_data=always(float("inf"), 4))
+    verdict, state = defense(cohort, state)
+    assert verdict.skipped == "every client was rejected"
+    verdict, _ = defense(cohort_of([[3, 4], [3, 4]], trusted_data=always(3, 4)), state)
+    assert verdict.update[:2].tolist() == pytest.approx([3, 4])
 
 
 @pytest.mark.parametrize("part", BOTH, ids=repr)

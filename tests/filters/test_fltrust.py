@@ -69,12 +69,19 @@ def test_length_buys_no_influence(size: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-30])
-def test_statistics_are_not_stretched(size: float) -> None:
-    """A client that has little left to learn moves its weights by almost nothing and its statistics as ever."""
+def test_statistics_are_the_servers_own(size: float) -> None:
+    """Trust in weights says nothing about statistics: neither a lie nor a stretched row may move them."""
     defense = Defense((FLTrust(),), Mean())
-    cohort = cohort_of([[3, 4, 0.5], [3 * size, 4 * size, 0.5]], trusted_data=always(3, 4), dtype=torch.float32)
+    cohort = cohort_of([[3, 4, 1e6], [3 * size, 4 * size, 0.5]], trusted_data=always(3, 4), dtype=torch.float32)
     verdict, _ = defense(cohort, defense.init())
-    assert verdict.update.tolist() == pytest.approx([3, 4, 0.5])
+    assert verdict.update.tolist() == pytest.approx([3, 4, 9])
+
+
+def test_a_server_whose_training_fails_skips_the_round() -> None:
+    defense = Defense((FLTrust(),), Mean())
+    verdict, _ = defense(cohort_of([[3, 4], [4, 3]], trusted_data=always(float("nan"), 4)), defense.init())
+    assert verdict.skipped == "every client was rejected"
+    assert verdict.weights.tolist() == [0, 0]
 
 
 def test_one_client() -> None:

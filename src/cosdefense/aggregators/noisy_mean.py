@@ -28,7 +28,7 @@ class NoisyMean(Aggregator):
     Statistics (buffers) get no noise: they would cease to describe the data.
     """
 
-    std: float = 0.025  # of the noise in every coordinate
+    std: float = 0.025  # of the noise in every coordinate; a value public code uses, the paper's could not be confirmed
     of_sum: bool = False  # std is meant for the sum of n updates: the mean gets std / n
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ class Backdoor(Attack):
     """
 
     target: int = 0  # the class that the trigger shall mean
-    fraction: float = 0.3  # of each malicious batch, at least one image
+    fraction: float = 0.3  # of each malicious batch, at least one image; about what public code uses
     size: int = 3  # of the square in the bottom right corner, in pixels
     scale: float | None = 1.0  # how much longer the update is sent; None: n / malicious, which replaces the model
 

@@ -7,7 +7,7 @@ Security 2020. https://arxiv.org/abs/1911.11815
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -76,7 +76,7 @@ class KrumPoisoning(Attack):
         rows = torch.cat([known, forged])
         trial = Cohort.of(rows, cohort.params, cohort.layout)
         try:
-            judgment, _ = Krum(self.contamination)(replace(trial, seed=cohort.seed), None)
+            judgment, _ = Krum(self.contamination)(trial, None)
         except TooFewClients:
             return False
         return not bool((judgment.weights[: len(known)] != 0).any())

@@ -22,8 +22,9 @@ from torch import Tensor
 from ..cohort import Cohort
 from ..defense import Filter, Judgment, Need, State
 from ..memory import ClientTable
-from ..ops import cosine, rescaled, row_norms
+from ..ops import rescaled
 from ..randomness import derive
+from .fltrust import agreement, as_long_as, server_update
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,15 @@ class ByGARS(Filter):
             raise ValueError(f"ByGARS.rate must be in (0, 1], got {self.rate}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        own = cohort.trusted.update(cohort.params, cohort.seed)
-        rows = directions(cohort, own)
+        own = server_update(cohort, cohort.params, cohort.seed)
+        rows = as_long_as(own, cohort)
         reputations = torch.zeros_like(cohort.weights)
         for step in range(self.steps):
             if step > 0:
                 ahead = cohort.params + reputations @ rows
-                own = cohort.trusted.update(ahead, derive(cohort.seed, "bygars", step))
+                own = server_update(cohort, ahead, derive(cohort.seed, "bygars", step))
             reputations = reputations + self.rate * agreement(cohort, own)
-        return reputed(reputations, rows), state
+        return reputed(reputations, rows, cohort), state
 
 
 @dataclass(frozen=True)
@@ -72,24 +73,15 @@ class ByGARSPlusPlus(Filter):
         return ClientTable.empty()
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        own = cohort.trusted.update(cohort.params, cohort.seed)
+        own = server_update(cohort, cohort.params, cohort.seed)
         before = state.lookup(cohort.clients, default=cohort.weights.new_zeros(len(cohort), 1))[:, 0]
         reputations = (1 - self.rate) * before + self.rate * agreement(cohort, own)
         table = state.updated(cohort.clients, reputations[:, None], self.capacity)
-        return reputed(reputations, directions(cohort, own)), table
+        return reputed(reputations, as_long_as(own, cohort), cohort), table
 
 
-def agreement(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
-    return cosine(cohort.trainable(), own[: cohort.layout.n_trainable])
-
-
-def directions(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, "n d"]:
-    """Every row as long as the server's own update; statistics keep their size, as the factor may be a million."""
-    updates, n_trainable = cohort.trainable(), cohort.layout.n_trainable
-    factors = row_norms(own[None, :n_trainable]) / row_norms(updates).clamp_min(1e-300)
-    return torch.cat([rescaled(updates, factors), cohort.updates[:, n_trainable:]], dim=1)
-
-
-def reputed(reputations: Float[Tensor, " n"], rows: Float[Tensor, "n d"]) -> Judgment:
-    """Those with a negative reputation count as well, turned round."""
-    return Judgment(-reputations, reputations.abs(), rescaled(rows, reputations.sign()))
+def reputed(reputations: Float[Tensor, " n"], rows: Float[Tensor, "n d"], cohort: Cohort) -> Judgment:
+    """Those with a negative reputation count as well, their weights turned round. Statistics know no way back."""
+    n_trainable = cohort.layout.n_trainable
+    turned = torch.cat([rescaled(rows[:, :n_trainable], reputations.sign()), rows[:, n_trainable:]], dim=1)
+    return Judgment(-reputations, reputations.abs(), turned)

@@ -26,7 +26,7 @@ class DiverseFL(Filter):
     The score is by how much the worse of the two criteria is missed; negative when both are met.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA, Need.CLIENT_DATA})
 
     min_cosine: float = 0.0  # the paper states it for ⟨u, ũ⟩, which is the same at 0
     shortest: float = 0.5  # relative to the guide
@@ -41,6 +41,7 @@ class DiverseFL(Filter):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         updates = cohort.trainable()
         guides = cohort.trusted.guides(cohort.clients, cohort.params, cohort.seed)[:, : cohort.layout.n_trainable]
+        guides = torch.where(guides.isfinite(), guides, 0)  # what is not a number guides nowhere
         angles = torch.cat([cosine(u[None], guide) for u, guide in zip(updates, guides, strict=True)]).double()
         # A length of zero is as wrong as can be, and still a number.
         stretch = row_norms(updates).clamp_min(1e-100).log() - row_norms(guides).clamp_min(1e-100).log()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ..cohort import Cohort
 from ..defense import Filter, Judgment, Need, State
@@ -27,11 +29,25 @@ class FLTrust(Filter):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        updates, n_trainable = cohort.trainable(), cohort.layout.n_trainable
-        reference = cohort.trusted.update(cohort.params, cohort.seed)[:n_trainable]
-        agreement = cosine(updates, reference)
-        norms = row_norms(updates)
-        factors = row_norms(reference[None]) / norms.clamp_min(1e-300)  # a zero row agrees with nothing anyway
-        # Statistics keep their size: where there is little left to learn, the factor may be a million.
-        rows = torch.cat([rescaled(updates, factors), cohort.updates[:, n_trainable:]], dim=1)
-        return Judgment(-agreement, agreement.clamp_min(0), rows), state
+        own = server_update(cohort, cohort.params, cohort.seed)
+        trust = agreement(cohort, own)
+        return Judgment(-trust, trust.clamp_min(0), as_long_as(own, cohort)), state
+
+
+def server_update(cohort: Cohort, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
+    """What the server would send; nothing, which agrees with nobody, if that is not a number."""
+    own = cohort.trusted.update(params, seed)
+    return own if bool(own.isfinite().all()) else torch.zeros_like(own)
+
+
+def agreement(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
+    """Cosines with the server's own update."""
+    return cosine(cohort.trainable(), own[: cohort.layout.n_trainable])
+
+
+def as_long_as(own: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, "n d"]:
+    """Every row with weights as long as the server's own, and with its statistics: trust does not extend to those."""
+    n_trainable = cohort.layout.n_trainable
+    norms = row_norms(cohort.trainable()).clamp_min(1e-300)  # a zero row agrees with nothing anyway
+    weights = rescaled(cohort.trainable(), row_norms(own[None, :n_trainable]) / norms)
+    return torch.cat([weights, own[None, n_trainable:].expand(len(cohort), -1)], dim=1)

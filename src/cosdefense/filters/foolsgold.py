@@ -32,7 +32,7 @@ class FoolsGold(Filter):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})
 
     head_only: bool = False  # compare the classifier's weights alone, as the authors do for deep networks
-    capacity: int = 1000  # how many clients' histories are kept; each is as large as what is compared
+    capacity: int = 1000  # how many histories are kept, each as large as what is compared: 45 MB of a ResNet-18
 
     def __post_init__(self) -> None:
         if self.capacity < 1:

@@ -27,8 +27,9 @@ class RFFL(Filter):
     """r ← decay · r + (1 − decay) · cos(u, Σ r u), shared out over the round; removed below threshold / n.
 
     The authors expect every client in every round. Here a round shares out what its participants held
-    before, newcomers bring the fair share, and the warm-up is each client's own. With everybody present
-    only the start differs: the authors begin at zero, which would remove every latecomer at once.
+    before, newcomers bring the fair share (the authors' zero would remove every latecomer at once), the
+    warm-up is each client's own, and no reputation goes below zero. With everybody present the rest is
+    the authors' rule.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})

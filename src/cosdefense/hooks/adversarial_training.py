@@ -1,7 +1,8 @@
 """FAT, federated adversarial training: clients train on images moved to where the model errs most.
 
 Zizzo, Rawat, Sinn, Buesser. FAT: Federated Adversarial Training. 2020. https://arxiv.org/abs/2012.01791
-It hardens the model against images made to fool it. It does not keep poisoned updates out.
+It hardens the model against images made to fool it. It does not keep poisoned updates out. The paper's
+own epsilon and number of steps could not be confirmed; the defaults are those of a public re-implementation.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ from ..checkpoint import write_atomically
 from ..data.datasets import Dataset
 from ..experiment import Experiment
 from ..options import ConfigError
-from ..preparation import build_world
+from ..preparation import build_model, build_world
 from ..randomness import derive
+from ..task import Task
 from . import Lesson, Progress, Trained, TrainingInterrupted
 from .environment import FederationEnv
 
@@ -57,7 +58,7 @@ def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, les
 
     def initial(number: int) -> Tensor:
         """Another model for every episode, drawn as the experiment would: the policy shall serve for any."""
-        return build_world(replace(cell, seeds=(number,)), dataset, torch.device("cpu")).task.initial()
+        return Task.of(build_model(replace(cell, seeds=(number,)), dataset)).initial()
 
     try:
         return FederationEnv(

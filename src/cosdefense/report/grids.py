@@ -22,7 +22,7 @@ QUESTIONS = {  # key of the summary → the title over its heat map
 def grid_figure(groups: Sequence[Group]) -> Figure:
     """One heat map per question that has an answer for some pair; nothing with a single attack."""
     answered = [(title, numbers.grid_rows(groups, key)) for key, title in QUESTIONS.items()]
-    panels = tuple(_heat_map(title, rows) for title, rows in answered if any(row["share"] for row in rows))
+    panels = tuple(_heat_map(title, rows) for title, rows in answered if rows)
     width = max((90 * len({row["attack"] for row in panel.rows}) for panel in panels), default=0)
     caption = "Every cell is the mean over seeds."
     return Figure("grid", "Every defense under every attack", caption, panels, max(420, width))
