@@ -28,7 +28,8 @@ class TrimmedMeanPoisoning(Attack):
 
     With full knowledge it is drawn between the extreme and `reach` times it; with partial knowledge,
     the attackers' own honest updates stand for everybody's, and it is drawn 3 to 4 standard deviations
-    away from their mean (so a single attacker, who sees no deviation, does no harm).
+    away from their mean (so a single attacker, who sees no deviation, does no harm). That range was
+    confirmed in public code, not in the paper's text.
     """
 
     knowledge: Knowledge = "full"  # of the honest clients' updates

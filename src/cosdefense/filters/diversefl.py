@@ -3,7 +3,7 @@
 Prakash, Avestimehr. Mitigating Byzantine Attacks in Federated Learning. 2020. https://arxiv.org/abs/2010.07541
 
 The sample is shared once, before training, with a trusted enclave; it is assumed to be what the client
-truly holds. The three limits are quoted from memory of the paper and could not be confirmed.
+truly holds. The three limits are those commonly quoted for the paper; they could not be confirmed from its text.
 """
 
 from __future__ import annotations
