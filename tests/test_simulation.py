@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosdefense import Attack, Cohort, Defense, recipe
-from cosdefense.attacks import InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, recipe
+from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.client import train_clients
 from cosdefense.data import load
 from cosdefense.defense import State
 from cosdefense.evaluation import Evaluation, evaluate
@@ -103,6 +104,50 @@ def test_only_malicious_rows_are_replaced() -> None:
         assert torch.equal(round_.malicious, world.malicious[round_.clients])
     assert any(bool(round_.malicious.any()) for round_ in rounds)
     assert rounds[-1].after.attack_state == 5  # the attackers' own memory
+
+
+@dataclass(frozen=True)
+class Marks(ClientHook):
+    """Leaves every client that runs it with the same first parameter."""
+
+    def step(self, params: Tensor, gradient: Tensor, previous: Tensor | None, layout: Layout, lr: float) -> Tensor:
+        return torch.cat([params.new_tensor([0.125]), params[1:]])
+
+
+@dataclass(frozen=True)
+class Eager(Attack):
+    """Trains as long as it likes, uphill, and sends what comes out."""
+
+    steps: int = 3
+
+    def effort(self, params: Tensor, layout: Layout, n_malicious: int, state: State) -> Effort:
+        return Effort(self.steps, ascend=True)
+
+
+def test_honest_clients_run_the_hooks_and_liars_do_not() -> None:
+    """And only once the defense is on."""
+    seen.clear()
+    world, plain = digits_world(), recipe("fedavg")
+    watching = Watching(plain.filters, plain.aggregator, (Marks(),))
+    rounds = run(world, LabelFlip(), watching, rounds=6, schedule=Schedule(defense_start=2), local_steps=2)
+    for round_, cohort in zip(rounds[2:], seen, strict=True):  # before that, the plain mean is taken
+        marked = (cohort.params[0] + cohort.updates[:, 0] - 0.125).abs() < 1e-7
+        assert torch.equal(marked, ~round_.malicious)
+    assert any(bool(round_.malicious.any()) for round_ in rounds)
+
+
+def test_liars_train_as_they_please() -> None:
+    seen.clear()
+    world, plain = digits_world(), recipe("fedavg")
+    rounds = run(world, Eager(), Watching(plain.filters, plain.aggregator), rounds=1)
+    (round_,), (cohort,) = rounds, seen
+    images, labels = world.batches(round_.clients[round_.malicious], 3, 8, generator(0, "effort", 0))
+    expected = train_clients(world.task, replace(world.trainer, ascend=True), world.task.initial(), images, labels)
+    assert torch.allclose(cohort.updates[round_.malicious], expected, atol=1e-6)
+    climbed = world.task.initial() + expected[0]
+    assert float(world.task.loss(climbed, images[0].flatten(0, 1), labels[0].flatten())) > float(
+        world.task.loss(world.task.initial(), images[0].flatten(0, 1), labels[0].flatten())
+    )
 
 
 def test_the_schedule_is_kept() -> None:

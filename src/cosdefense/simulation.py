@@ -176,7 +176,7 @@ def _trained(
 ) -> Float[Tensor, "n d"]:
     """Honest clients train as the defense asks them to; liars as they please, on spoiled data."""
     images, labels = world.batches(clients, steps, size, generator(seed, "batches", now.next_round))
-    honest, effort = replace(world.trainer, hooks=(*world.trainer.hooks, *hooks)), Effort()
+    honest = replace(world.trainer, hooks=(*world.trainer.hooks, *hooks))
     if not bool(liars.any()):
         return train_clients(world.task, honest, now.params, images, labels)
     rows = liars.to(labels.device)
