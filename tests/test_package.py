@@ -37,7 +37,7 @@ ROOMS = (
     {"filters", "aggregators", "hooks", "attacks"},
     {"recipes", "task", "batches", "client", "trusted", "models", "meter", "data"},
     {"catalog"},
-    {"testing", "simulation"},
+    {"specimens", "testing", "simulation"},
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
     {"preparation", "console", "listing", "reinforcement"},

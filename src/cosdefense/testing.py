@@ -11,8 +11,8 @@ Each check raises an AssertionError that says which promise was broken.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -22,53 +22,12 @@ from torch import Tensor
 from .aggregators import Mean
 from .attacks import Attack
 from .catalog import build_attack, build_defense, describe
-from .cohort import Cohort, TooFewClients, TrustedData
+from .cohort import Cohort, TooFewClients
 from .defense import Aggregator, Defense, Filter, Part, State
-from .layout import Layout
 from .memory import pack, unpack
+from .specimens import LAYOUT, cohorts, masks
 
-DTYPES = (torch.float32, torch.float64)
-SCALES = (1e-8, 1.0, 1e8)
-SIZES = (1, 2, 3, 5, 10, 11, 23)
-
-# A small network with BatchNorm: weights, buffers that never vote, and a head.
-LAYOUT = Layout(
-    (
-        ("features.weight", (4, 3)),
-        ("head.weight", (3, 4)),
-        ("head.bias", (3,)),
-        ("norm.running_mean", (4,)),
-        ("norm.running_var", (4,)),
-    ),
-    head="head.weight",
-    n_trainable=27,
-)
-
-
-@dataclass(frozen=True)
-class Witness(TrustedData):
-    """Clean data for the small network: a little of its own, the same everywhere, and of every client."""
-
-    scale: float = 1.0  # of its updates, to go with those of a cohort
-
-    def update(self, params: Tensor, seed: int) -> Tensor:
-        return self.scale * _drawn(seed, LAYOUT.size, params) - 0.01 * params
-
-    def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        images = _drawn(7, 60, params).view(20, 3)
-        tensors = LAYOUT.unflatten(params)
-        hidden = (images @ tensors["features.weight"].T).relu()
-        logits = hidden @ tensors["head.weight"].T + tensors["head.bias"]
-        return logits, torch.arange(20, device=params.device) % 3
-
-    def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
-        # Nearly the same for all, so that identical clients should be judged alike.
-        lengths = self.scale * (1 + 1e-3 * (clients % 7).to(params.dtype))
-        return lengths[:, None] * _drawn(seed, LAYOUT.size, params)
-
-
-def _drawn(seed: int, size: int, like: Tensor) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like.device)
+__all__ = ["LAYOUT", "check_aggregator", "check_attack", "check_defense", "check_filter"]
 
 
 def check_filter(part: Filter, *, device: str = "cpu", agreement_is_innocent: bool = True) -> None:
@@ -79,7 +38,7 @@ def check_filter(part: Filter, *, device: str = "cpu", agreement_is_innocent: bo
     """
     _check_dataclass(part)
     _check_described(Defense((part,), Mean()), build_defense)
-    for cohort in _cohorts(device):
+    for cohort in cohorts(device):
         _check_part(part, cohort, _judge)
     _check_everybody_alike(part, device, agreement_is_innocent)
     check_defense(Defense((part,), Mean()), device=device)
@@ -89,9 +48,9 @@ def check_aggregator(part: Aggregator, *, device: str = "cpu", adds_noise: bool 
     """Everything an aggregator promises. Without noise, identical clients give that very update."""
     _check_dataclass(part)
     _check_described(Defense((), part), build_defense)
-    for cohort in _cohorts(device):
+    for cohort in cohorts(device):
         _check_part(part, cohort, _combine)
-    for cohort in _cohorts(device):
+    for cohort in cohorts(device):
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _combine)
         if answer is not None and not adds_noise:
@@ -101,7 +60,7 @@ def check_aggregator(part: Aggregator, *, device: str = "cpu", adds_noise: bool 
 
 def check_defense(defense: Defense, *, device: str = "cpu") -> None:
     """A row that is not finite is rejected at the door, and changes nothing for the others."""
-    for cohort in _cohorts(device):
+    for cohort in cohorts(device):
         if len(cohort) < 10:
             continue
         for poison in (torch.nan, torch.inf, -torch.inf):
@@ -120,32 +79,10 @@ def check_attack(attack: Attack, *, device: str = "cpu") -> None:
     """Everything an attack promises."""
     _check_dataclass(attack)
     _check_described(attack, build_attack)
-    for cohort in _cohorts(device):
-        for malicious in _masks(len(cohort), device):
+    for cohort in cohorts(device):
+        for malicious in masks(len(cohort), device):
             _check_forging(attack, cohort, malicious)
     _check_poisoning(attack, device)
-
-
-def _cohorts(device: str) -> Iterator[Cohort]:
-    """Cohorts of all sizes, types and scales; always the same ones."""
-    for number, (n, dtype, scale) in enumerate(
-        (n, dtype, scale) for n in SIZES for dtype in DTYPES for scale in SCALES
-    ):
-        rng = torch.Generator().manual_seed(number)
-        updates = scale * torch.randn(n, LAYOUT.size, generator=rng, dtype=dtype)
-        params = torch.randn(LAYOUT.size, generator=rng, dtype=dtype)
-        for where in LAYOUT.variances:  # a variance is positive, and so is one that an honest client reports
-            params[where] = params[where].abs() + 1
-            updates[:, where] = updates[:, where].abs()
-        clients = torch.randperm(1000, generator=rng)[:n]
-        cohort = Cohort.of(
-            updates.to(device), params.to(device), LAYOUT, clients, seed=number, trusted_data=Witness(scale)
-        )
-        yield cohort
-        if scale == 1.0 and n >= 10:  # and one client that sends absurd numbers
-            yield replace(
-                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], 1e30, cohort.updates)
-            )
 
 
 def _check_dataclass(part: object) -> None:
@@ -235,7 +172,7 @@ def _check_order(part: Part, cohort: Cohort, state: State, answer: Outcome, ask:
 
 
 def _check_everybody_alike(part: Filter, device: str, agreement_is_innocent: bool) -> None:
-    for cohort in _cohorts(device):
+    for cohort in cohorts(device):
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _judge)
         if answer is not None:
@@ -275,13 +212,6 @@ def _check_poisoning(attack: Attack, device: str) -> None:
         _same(one, two, f"{attack}: the same random stream must give the same {name}")
     assert bool(((first[0] >= 0) & (first[0] <= 1)).all()), f"{attack}: pixels must stay in [0, 1]"
     assert bool(((first[1] >= 0) & (first[1] < 10)).all()), f"{attack}: labels must stay in range"
-
-
-def _masks(n: int, device: str) -> Iterator[Bool[Tensor, " n"]]:
-    nobody = torch.zeros(n, dtype=torch.bool, device=device)
-    some = nobody.clone()
-    some[: n // 3] = True
-    yield from (nobody, some, ~nobody)
 
 
 def _saved(state: State) -> tuple[str, dict[str, Tensor]]:
