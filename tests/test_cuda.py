@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cosdefense import replay
 from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
+from cosdefense.client import LocalSGD, _train_batched, channels_last, train_clients
 from cosdefense.data import load
 from cosdefense.defense import State
 from cosdefense.experiment import Experiment, from_table
 from cosdefense.experiment import load as load_experiment
 from cosdefense.memory import pack, unpack
+from cosdefense.models import resnet18
 from cosdefense.preparation import build_world, choose_device
 from cosdefense.running import run
 from cosdefense.simulation import Round, Snapshot, World, simulate
+from cosdefense.task import Task
 from cosdefense.testing import LAYOUT, check_aggregator, check_attack, check_filter
 from policies import drawn_policy, kept
 from promises import ADDS_NOISE, NOT_BY_AGREEMENT
@@ -140,3 +145,38 @@ def test_batch_norm_on_both() -> None:
 def rounds_of_resnet(world: World, experiment: Experiment) -> list[Round]:
     (attack,), (defense,) = experiment.attacks, experiment.defenses
     return list(simulate(world, attack.part, defense.part, rounds=1, sampled=3, batch=8, seed=0))
+
+
+def resnet_task() -> Task:
+    torch.manual_seed(0)
+    return Task.of(resnet18((3, 32, 32), 10).cuda(), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_replayed_training_is_plain_training(steps: int) -> None:
+    """Statistics, momentum, weight decay; several rounds from different models; more and fewer clients."""
+    choose_device("cuda")
+    task, trainer = resnet_task(), LocalSGD(lr=0.05, momentum=0.9, weight_decay=1e-3)
+    params = task.initial()
+    rng = torch.Generator("cuda").manual_seed(1)
+    for n in (6, 2, 7):
+        images = torch.rand(n, steps, 8, 3, 32, 32, device="cuda", generator=rng)
+        labels = torch.randint(0, 10, (n, steps, 8), device="cuda", generator=rng)
+        updates = train_clients(task, trainer, params, images, labels)
+        plain = torch.stack([trainer(task, params, channels_last(images[i]), labels[i]) for i in range(n)])
+        assert torch.equal(updates, plain)
+        batched = _train_batched(task, trainer, params, images, labels)
+        assert torch.allclose(updates, batched, atol=2e-3)
+        params = params + updates.mean(dim=0)
+
+
+def test_recordings_go_with_their_task() -> None:
+    choose_device("cuda")
+    task = resnet_task()
+    images, labels = torch.rand(3, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(3, 1, 64, dtype=torch.long).cuda()
+    train_clients(task, LocalSGD(), task.initial(), images, labels)
+    torch.cuda.synchronize()
+    before = len(replay._recorded)
+    del task
+    gc.collect()
+    assert len(replay._recorded) == before - 1

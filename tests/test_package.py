@@ -35,13 +35,15 @@ ROOMS = (
     {"cohort", "memory", "metrics"},
     {"defense"},
     {"filters", "aggregators", "hooks", "attacks"},
-    {"recipes", "task", "batches", "client", "trusted", "models", "meter", "data"},
+    {"recipes", "task", "batches", "replay", "client", "trusted", "models", "meter", "data"},
     {"catalog"},
     {"specimens", "testing", "simulation"},
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
     {"preparation", "console", "listing", "reinforcement"},
-    {"running", "catalog_page"},
+    {"running", "catalog_page", "provenance"},
+    {"alone", "grid"},
+    {"reproduction"},
     {"cli", "__main__"},
 )
 

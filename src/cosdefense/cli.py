@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -18,13 +18,14 @@ from .attacks.policy import Actions
 from .checkpoint import DamagedCheckpoint
 from .data import DATASETS, DataError, datasets
 from .experiment import Experiment, load
-from .journal import RunInUse, is_finished
+from .grid import WORKER, Job, Workplace, run_all
+from .journal import RunInUse
 from .options import ConfigError, unknown
 from .preparation import choose_device, rehearse
 from .records import NotARun, RunRecord, read_run
 from .reinforcement import Lesson, MissingRLExtra, TrainingInterrupted, train_policy
 from .report import MissingReportExtra, write_report
-from .running import run
+from .reproduction import ALL, Cell, plan
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -46,6 +47,8 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Jobs = Annotated[int, typer.Option(help="Processes that share the runs; a large GPU can take several.")]
+Worker = Annotated[bool, typer.Option(WORKER, hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
 
 
@@ -67,7 +70,7 @@ def demo(
     with resources.as_file(resources.files("cosdefense") / "demo.toml") as path:
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
     torch.set_num_threads(1)  # the model is tiny; and one thread gives the same bits on any number of cores
-    runs = _run_all(experiment, out, device, None)
+    runs = _run_all(experiment, out, Workplace(device))
     console.show_runs(runs, as_json, write_report(runs, out / experiment.name, experiment.name))
 
 
@@ -80,13 +83,61 @@ def run_file(
     out: Out = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
+    jobs: Jobs = 1,
     as_json: Json = False,
+    worker: Worker = False,
 ) -> None:
     """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
     experiment = load(file, changes or ())
-    runs = _run_all(experiment, out, device, data_dir)
+    runs = _run_all(experiment, out, Workplace(device, data_dir, jobs, worker))
+    if not worker:
+        console.show_runs(runs, as_json)
+        console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples: cosdefense reproduce table3 --dataset mnist --seeds 1 · cosdefense reproduce all --device cuda "
+    "--jobs 8 · cosdefense reproduce all --quick"
+)
+def reproduce(
+    what: Annotated[
+        list[str] | None, typer.Argument(help="table3, figure1, figure2, figure3, figure4, figure6 or all (default).")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Only runs on mnist, fashion-mnist or cifar-10; repeatable.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds; default: as the files under experiments/paper say, 5 and 2.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The picture without a GPU: a small network, fewer rounds, one seed.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where runs and report go; default: runs/paper or runs/paper-quick.")
+    ] = None,
+    publish: Annotated[
+        Path | None, typer.Option(help="Also write the report, and records small enough to be shared, to this folder.")
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    jobs: Jobs = 1,
+    as_json: Json = False,
+    worker: Worker = False,
+) -> None:
+    """Reproduce the tables and figures of the CosDefense paper, over several seeds.
+
+    Finished runs are not repeated and interrupted ones go on, so the same command can be given until all is done.
+    Without the extra "report", on a bare GPU machine, the runs are made all the same; the same command draws them where
+    it is installed.
+    """
+    folder = out or Path("runs") / ("paper-quick" if quick else "paper")
+    cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
+    todo = [Job(cell.experiment, cell.experiment.folder(folder), _paper_label(cell), cell.play) for cell in cells]
+    _finish(todo, Workplace(device, data_dir, jobs, worker), folder)
+    if worker:
+        return
+    runs = [read_run(job.folder) for job in todo]
     console.show_runs(runs, as_json)
-    console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)
 
 
 @app.command(epilog="Example: cosdefense report runs/demo")
@@ -223,23 +274,17 @@ def main() -> None:
         _fail(str(error), 1)
 
 
-def _run_all(experiment: Experiment, out: Path, device: str, data_dir: Path | None) -> list[RunRecord]:
-    cells = [(cell, cell.folder(out)) for cell in experiment.cells()]
-    chosen = choose_device(device)
+def _run_all(experiment: Experiment, out: Path, place: Workplace) -> list[RunRecord]:
+    jobs = [Job(cell, cell.folder(out), _cell_label(cell, experiment)) for cell in experiment.cells()]
+    _finish(jobs, place, out / experiment.name)
+    return [] if place.worker else [read_run(job.folder) for job in jobs]
+
+
+def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
     try:
-        with console.progress_bars() as bars:
-            dataset = datasets.load(experiment.data.dataset, data_dir, progress=console.download_progress(bars))
-            rehearse(experiment, dataset)
-            for cell, folder in cells:
-                label = _cell_label(cell, experiment)
-                if is_finished(folder):
-                    console.err.print(f"{label}: finished earlier, see {folder}", soft_wrap=True)
-                    continue
-                with closing(run(cell, folder, dataset, chosen)) as records:  # closed, it saves where it is
-                    console.follow(bars, label, cell.training.rounds, records)
+        run_all(jobs, place, logs)
     except KeyboardInterrupt:
         _fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
-    return [read_run(folder) for _, folder in cells]
 
 
 def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
@@ -256,6 +301,12 @@ def _cell_label(cell: Experiment, experiment: Experiment) -> str:
     attacks = [attack.label] if len(experiment.attacks) > 1 else []
     seeds = [f"seed {seed}"] if len(experiment.seeds) > 1 else []
     return " · ".join((defense.label, *attacks, *seeds))
+
+
+def _paper_label(cell: Cell) -> str:
+    experiment = cell.experiment
+    (attack,), (defense,), (seed,) = experiment.attacks, experiment.defenses, experiment.seeds
+    return " · ".join((experiment.name.removeprefix("paper-"), defense.label, attack.label, f"seed {seed}"))
 
 
 def _records_below(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""How clients train: written for one of them, run for all of a round at once."""
+"""How clients train: written for one of them, run for all of a round."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .defense import ClientHook
+from .replay import replayed
 from .task import Task
 
 
@@ -65,11 +66,15 @@ def train_clients(
 ) -> Float[Tensor, "n d"]:
     """The updates of all clients of a round, each starting from `params`.
 
-    On a GPU as one batched computation; on a CPU one after the other, where a loop in channels_last
-    is faster than batched convolutions. Both give the same numbers, within rounding.
+    On a CPU one after the other. On a GPU the training of one client is recorded and replayed for each of them;
+    with hooks, which may do anything, all of them are one batched computation. All give the same numbers, within
+    rounding.
     """
-    together = params.device.type == "cuda"
-    return (_train_batched if together else _train_in_turn)(task, trainer, params, images, labels)
+    if params.device.type == "cpu":
+        return _train_in_turn(task, trainer, params, images, labels)
+    if trainer.hooks:
+        return _train_batched(task, trainer, params, images, labels)
+    return replayed(task, trainer, partial(trainer, task), params, channels_last(images), labels)
 
 
 def _train_batched(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ def _train_in_turn(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """The same images, laid out in memory as CPU convolutions like them."""
+    """The same images, laid out in memory as convolutions like them."""
     if images.ndim < 4:
         return images
     flat = images.flatten(0, -4).contiguous(memory_format=torch.channels_last)

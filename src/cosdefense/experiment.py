@@ -72,6 +72,8 @@ class Training:
     weight_decay: float = 0.0
     evaluate_every: int = 10
     adversarial: float | None = None  # also test on images that PGD has moved by at most this much per pixel
+    batch_statistics: bool = False  # also test with BatchNorm's statistics taken from the test images themselves
+    tf32: bool = False  # let a GPU's matrix units round what convolutions read to ten bits: faster; a CPU never does
 
     def __post_init__(self) -> None:
         for name in ("rounds", "sampled", "batch", "local_steps", "evaluate_every"):

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 BLOCK = 1 << 16  # columns handled at a time, so that float64 and sorted copies stay small
+GPU_BLOCK = 1 << 25  # numbers handled at a time on a GPU, where it costs more to start a kernel than to run it
 
 
 def fraction_of(fraction: float, n: int) -> int:
@@ -120,7 +121,8 @@ def _unit(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
 
 
 def _blocks(rows: Float[Tensor, "n k"]) -> Iterator[Tensor]:
-    yield from torch.split(rows, BLOCK, dim=1)
+    columns = BLOCK if rows.device.type == "cpu" else max(BLOCK, GPU_BLOCK // max(1, len(rows)))
+    yield from torch.split(rows, columns, dim=1)
 
 
 def _sorted_blocks(rows: Float[Tensor, "n k"]) -> Iterator[Tensor]:

@@ -47,7 +47,7 @@ def choose_device(name: str = "auto") -> torch.device:
             )
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False  # TF32 keeps ten bits: too few for the same verdicts as on a CPU
+        torch.backends.cudnn.allow_tf32 = False  # ten bits: too few for the same verdicts as on a CPU, unless asked for
     return device
 
 

@@ -28,11 +28,12 @@ class RoundRecord:
     skipped: str | None = None  # why the model stayed as it was, if it did
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
     points: Mapping[str, tuple[tuple[float, float] | None, ...]] = field(default_factory=dict)  # pictures by filter
-    accuracy: float | None = None  # this and the four below only in evaluated rounds
+    accuracy: float | None = None  # this and the five below only in evaluated rounds
     loss: float | None = None
     attack_success: float | None = None  # only under attacks that want a particular answer
     source_recall: float | None = None  # likewise: how many of the images they want it for still get the true one
     adversarial_accuracy: float | None = None  # on images moved by PGD, where that is asked for
+    batch_statistics_accuracy: float | None = None  # with BatchNorm's statistics from the test images, likewise
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,36 +23,61 @@ from .journal import Journal, is_finished, only_writer
 from .meter import Meter
 from .preparation import build_world
 from .records import RoundRecord
-from .simulation import Round, World, simulate
+from .simulation import Round, Snapshot, World, simulate
+
+# What happens round by round, going on from a snapshot: records, and where each leaves everything.
+Play = Callable[[Experiment, World, Dataset, Snapshot | None], Iterator[tuple[RoundRecord, Snapshot]]]
+
+
+def federated(
+    cell: Experiment, world: World, dataset: Dataset, resume: Snapshot | None
+) -> Iterator[tuple[RoundRecord, Snapshot]]:
+    """A federation, evaluated now and then."""
+    (seed,), (attack,), (defense,), training = cell.seeds, cell.attacks, cell.defenses, cell.training
+    device = world.labels.device
+    test = replace(dataset, test_images=dataset.test_images.to(device), test_labels=dataset.test_labels.to(device))
+    rounds = simulate(
+        world, attack.part, defense.part, rounds=training.rounds, sampled=training.sampled, batch=training.batch,
+        local_steps=training.local_steps, seed=seed, schedule=cell.schedule, resume=resume,
+    )  # fmt: skip
+    for round_ in rounds:
+        record = record_of(round_)
+        if _is_evaluated(round_.number, cell):
+            record = _evaluated(record, round_, cell, world, test)
+        yield record, round_.after
 
 
 def run(
-    cell: Experiment, folder: Path, dataset: Dataset, device: torch.device, *, checkpoint_seconds: float = 5.0
+    cell: Experiment,
+    folder: Path,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    play: Play = federated,
+    notes: Mapping[str, Any] | None = None,
+    checkpoint_seconds: float = 5.0,
 ) -> Generator[RoundRecord, None, None]:
-    """Run one cell, yielding each round as it is recorded: all of them, those that are left, or none."""
+    """Run one cell, yielding each round as it is recorded: all of them, those that are left, or none.
+
+    Notes go into the header, for those who ask later where the numbers come from.
+    """
     with only_writer(folder):
         if not is_finished(folder):
-            yield from _run(cell, folder, dataset, device, checkpoint_seconds)
+            yield from _run(cell, folder, dataset, device, play, notes or {}, checkpoint_seconds)
 
 
 def _run(
-    cell: Experiment, folder: Path, dataset: Dataset, device: torch.device, checkpoint_seconds: float
-) -> Generator[RoundRecord, None, None]:
-    (seed,), (attack,), (defense,), training = cell.seeds, cell.attacks, cell.defenses, cell.training
+    cell: Experiment, folder: Path, dataset: Dataset, device: torch.device, play: Play, notes: Mapping[str, Any],
+    checkpoint_seconds: float,
+) -> Generator[RoundRecord, None, None]:  # fmt: skip
+    (attack,), (defense,) = cell.attacks, cell.defenses
+    torch.backends.cudnn.allow_tf32 = cell.training.tf32
     world = build_world(cell, dataset, device)
-    test = replace(dataset, test_images=dataset.test_images.to(device), test_labels=dataset.test_labels.to(device))
-    header, like = header_of(cell, dataset, world), (defense.part.init(), attack.part.init())
+    header, like = {**header_of(cell, dataset, world), **notes}, (defense.part.init(), attack.part.init())
     with closing(Journal(folder, header, like, device, checkpoint_seconds)) as journal:
         write_atomically(folder / "experiment.toml", to_toml(cell).encode())
-        rounds = simulate(
-            world, attack.part, defense.part, rounds=training.rounds, sampled=training.sampled, batch=training.batch,
-            local_steps=training.local_steps, seed=seed, schedule=cell.schedule, resume=journal.snapshot,
-        )  # fmt: skip
-        for round_ in rounds:
-            record = record_of(round_)
-            if _is_evaluated(round_.number, cell):
-                record = _evaluated(record, round_, cell, world, test)
-            journal.write(record, round_.after)
+        for record, after in play(cell, world, dataset, journal.snapshot):
+            journal.write(record, after)
             yield record
         journal.finish()
 
@@ -62,7 +87,7 @@ def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: Worl
     with meter("evaluate"):
         found = evaluate(
             world.task, round_.after.params, test.test_images, test.test_labels, attack.part, world.n_classes,
-            adversary=_adversary(cell),
+            adversary=_adversary(cell), batch_statistics=cell.training.batch_statistics,
         )  # fmt: skip
     return replace(
         record,

@@ -180,6 +180,10 @@ def _trained(
     if not bool(liars.any()):
         return train_clients(world.task, honest, now.params, images, labels)
     rows = liars.to(labels.device)
+    if not attack.trains and not bool(liars.all()):
+        updates = now.params.new_zeros(len(clients), len(now.params))
+        updates[~rows] = train_clients(world.task, honest, now.params, images[~rows], labels[~rows])
+        return updates
     effort = attack.effort(now.params, world.task.layout, int(liars.sum()), now.attack_state)
     spoiled = images[rows], labels[rows]
     if effort.steps not in (None, steps):

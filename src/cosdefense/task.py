@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,15 @@ class Task:
     mean: tuple[float, ...] = (0.0,)  # per channel
     std: tuple[float, ...] = (1.0,)
 
+    @cached_property
+    def _channels(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation where the model is: a copy from the host would stop a GPU at every step."""
+        device = next(self.training.parameters()).device
+        return (
+            torch.tensor(self.mean, dtype=torch.float64, device=device),
+            torch.tensor(self.std, dtype=torch.float64, device=device),
+        )
+
     @classmethod
     def of(
         cls,
@@ -38,7 +48,9 @@ class Task:
         std: tuple[float, ...] = (1.0,),
     ) -> Task:
         """Any module that maps images to logits."""
-        return cls(copy.deepcopy(model).train(), copy.deepcopy(model).eval(), Layout.of(model, head), mean, std)
+        task = cls(copy.deepcopy(model).train(), copy.deepcopy(model).eval(), Layout.of(model, head), mean, std)
+        _ = task._channels  # made here, not in the middle of a transformation that would wrap it
+        return task
 
     def initial(self) -> Float[Tensor, " d"]:
         """The vector of the model as it was given."""
@@ -48,6 +60,13 @@ class Task:
     def logits(self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]) -> Float[Tensor, "b c"]:
         """What the model answers, in evaluation mode."""
         out: Tensor = functional_call(self.evaluating, self.layout.unflatten(params), (self._normalized(images),))
+        return out
+
+    def logits_by_batch(self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]) -> Float[Tensor, "b c"]:
+        """What it answers in training mode, as code does that never calls `eval()`: with statistics of these images."""
+        tensors = {name: tensor.clone() for name, tensor in self.layout.unflatten(params).items()}
+        own = {name: buffer.clone() for name, buffer in self.training.named_buffers() if name not in tensors}
+        out: Tensor = functional_call(self.training, {**tensors, **own}, (self._normalized(images),))
         return out
 
     def loss(
@@ -85,4 +104,5 @@ class Task:
         if self.mean == (0.0,) and self.std == (1.0,):
             return images
         shape = (-1,) + (1,) * (images.ndim - 2)
-        return (images - images.new_tensor(self.mean).view(shape)) / images.new_tensor(self.std).view(shape)
+        mean, std = (values.to(images.dtype).view(shape) for values in self._channels)
+        return (images - mean) / std

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +25,8 @@ class Effort:
 @dataclass(frozen=True)
 class Attack:
     """Nobody lies: every part does nothing. An attack overrides what it needs; when it acts is not its business."""
+
+    trains: ClassVar[bool] = True  # False: what its clients would have found is not looked at, if anyone is honest
 
     def init(self) -> State:
         """What the attackers remember before the first round."""

@@ -7,6 +7,7 @@ UAI 2020. https://arxiv.org/abs/1903.03936
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,6 +21,7 @@ from .attack import Attack
 class InnerProduct(Attack):
     """Every attacker sends −epsilon times the honest clients' mean update: it knows them all."""
 
+    trains: ClassVar[bool] = False
     epsilon: float = 5.0  # the CosDefense paper's value; above (honest / malicious) it turns the mean around
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:

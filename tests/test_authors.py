@@ -20,8 +20,8 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> type:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    from oracle import OracleKrum
+    monkeypatch.syspath_prepend(str(EXPERIMENTS / "paper"))
+    from authors import OracleKrum
 
     return OracleKrum
 
@@ -62,5 +62,5 @@ def test_the_simulator_tells_it(oracle: type) -> None:
 
 
 def test_a_file_reaches_it_by_name(oracle: type) -> None:
-    experiment = load(EXPERIMENTS / "krum-variants.toml")
+    experiment = load(EXPERIMENTS / "paper" / "krum-variants.toml")
     assert experiment.defenses[1].part == Defense((oracle(),), Mean())
