@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -266,6 +267,7 @@ def where(
 def main() -> None:
     """The entry point: a user's mistake is one line, never a traceback."""
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's time limit loses no more than Ctrl-C
     try:
         app()
     except ConfigError as error:
