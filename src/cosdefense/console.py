@@ -104,10 +104,10 @@ def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = Non
     out.print(results_table(runs))
     for run in runs:
         if run.summary and run.summary["skipped_rounds"]:
-            reasons = sorted({record.skipped for record in run.rounds if record.skipped})
+            reasons = "; ".join(sorted({record.skipped for record in run.rounds if record.skipped}))
             which = f"{run.label} under {run.header['attack']}, seed {run.header['seed']}"
-            count = f"{run.summary['skipped_rounds']} of {len(run.rounds)} rounds left the model as it was"
-            err.print(f"{which}: {count} ({'; '.join(reasons)})", soft_wrap=True)
+            count = f"{run.summary['skipped_rounds']} of {run.n_rounds} rounds left the model as it was"
+            err.print(f"{which}: {count}{f' ({reasons})' if reasons else ''}", soft_wrap=True)
     if written:
         show_report(written, as_json)
 
@@ -139,10 +139,16 @@ COLUMNS = {
     "attack_success": "attack success, %",
     "source_recall": "source recall, %",
     "adversarial_accuracy": "adversarial accuracy, %",
+    "batch_statistics_accuracy": "accuracy with batch statistics, %",
     "malicious_rejected": "malicious rejected, %",
     "honest_rejected": "honest rejected, %",
 }
-OPTIONAL = ("attack_success", "source_recall", "adversarial_accuracy")  # shown where something was measured
+OPTIONAL = (  # shown where something was measured
+    "attack_success",
+    "source_recall",
+    "adversarial_accuracy",
+    "batch_statistics_accuracy",
+)
 
 
 def results_table(runs: Sequence[RunRecord]) -> Table:

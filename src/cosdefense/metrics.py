@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .records import RoundRecord
+from .records import RoundRecord, RunRecord
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,24 @@ def area_under_roc(rounds: Iterable[RoundRecord], filter_name: str) -> float | N
     return wins / pairs if pairs else None
 
 
-def tail_mean(rounds: Sequence[RoundRecord], share: float = 0.1) -> float | None:
+def tail_mean(rounds: Sequence[RoundRecord], share: float = 0.1, key: str = "accuracy") -> float | None:
     """Mean accuracy over the evaluations in the last tenth of the rounds (at least one evaluation)."""
-    evaluated = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
+    measured = [(record.round, getattr(record, key)) for record in rounds]
+    evaluated = [(number, accuracy) for number, accuracy in measured if accuracy is not None]
     if not evaluated:
         return None
     first = rounds[-1].round + 1 - math.ceil(share * (rounds[-1].round + 1))
-    tail = [accuracy for number, accuracy in evaluated if number >= first] or [evaluated[-1][1]]
+    tail: list[float] = [accuracy for number, accuracy in evaluated if number >= first] or [evaluated[-1][1]]
     return sum(tail) / len(tail)
 
 
 def final_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
     return _last(record.accuracy for record in rounds)
+
+
+def summary_of(run: RunRecord) -> dict[str, Any]:
+    """What a finished run said of itself, since it may have kept only some of its rounds; otherwise so far."""
+    return dict(run.summary) if run.summary else summarize(run.rounds)
 
 
 def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
@@ -105,6 +111,8 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "attack_success": _last(record.attack_success for record in rounds),
         "source_recall": _last(record.source_recall for record in rounds),
         "adversarial_accuracy": _last(record.adversarial_accuracy for record in rounds),
+        "batch_statistics_accuracy": _last(record.batch_statistics_accuracy for record in rounds),
+        "batch_statistics_tail": tail_mean(rounds, key="batch_statistics_accuracy"),
         "malicious_rejected": detection.recall,
         "honest_rejected": detection.false_positive_rate,
         "precision": detection.precision,

@@ -9,12 +9,29 @@ from typing import Any
 import altair as alt
 
 from .figure import DATA, Entry
-from .rows import Group, Row
+from .groups import Group
+from .rows import Row
 from .theme import HEAT, TRUTH
 
 
 def chart() -> alt.Chart:
     return alt.Chart(alt.NamedData(DATA))
+
+
+def stacked(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
+    return alt.LayerChart(layer=list(layers)).properties(height=height)
+
+
+def named_colors(field: str, names: Sequence[Entry], legend: alt.Legend | None) -> alt.Color:
+    """Each name in its own color."""
+    domain, hues = [entry.label for entry in names], [entry.color for entry in names]
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=domain, range=hues), legend=legend)
+
+
+def named_dashes(field: str, names: Sequence[Entry], legend: alt.Legend | None) -> alt.StrokeDash:
+    """Each name in its own pattern."""
+    domain, patterns = [entry.label for entry in names], [list(entry.dash) for entry in names]
+    return alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=domain, range=patterns), legend=legend)
 
 
 def heat(x: alt.X, y: alt.Y, key: str, text: alt.Text, tooltip: list[alt.Tooltip]) -> alt.LayerChart:

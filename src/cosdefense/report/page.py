@@ -20,8 +20,9 @@ import vl_convert
 
 from ..records import RunRecord
 from .figure import Entry, Figure, Panel
-from .results import as_csv, as_json, experiments, flat, in_words, notes, table
-from .rows import Group, grouped
+from .groups import Group, grouped
+from .results import as_csv, as_json, in_words, notes, table
+from .settings import experiments, flat
 from .theme import PAGE, config
 
 HALF = 580  # pixels of the page's width that one of two columns has
