@@ -117,12 +117,13 @@ def show_report(written: Report, as_json: bool) -> None:
     if as_json:
         print_json(_paths(written))
         return
-    for path in (*written.figures, written.page):
+    for path in filter(None, (*written.figures, written.tables, written.page)):
         out.print(f"wrote {path}", soft_wrap=True)
 
 
 def _paths(written: Report) -> dict[str, Any]:
-    return {"page": str(written.page), "figures": [str(path) for path in written.figures]}
+    tables = {"tables": str(written.tables)} if written.tables else {}
+    return {"page": str(written.page), "figures": [str(path) for path in written.figures]} | tables
 
 
 def print_json(content: object) -> None:

@@ -1,8 +1,8 @@
-"""Accuracy over the rounds, a color for each defense."""
+"""Lines with bands around them: accuracy over the rounds, and whatever else goes on over time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import altair as alt
 
@@ -10,23 +10,37 @@ from . import rows as numbers
 from .figure import Entry, Panel
 from .groups import Group
 from .marks import attack_start, chart, legend, named_colors, named_dashes, round_axis, share_axis, stacked, tip
+from .rows import Row
 
 
 def curves(groups: Sequence[Group], names: Sequence[Entry], title: str, key: str = "accuracy") -> Panel:
-    """The mean over seeds as a line, with a band from the lowest to the highest seed where there are several."""
+    """Accuracy of each defense, the mean over seeds; the band reaches from the lowest to the highest seed."""
     rows = [row for group in groups for row in numbers.accuracy_rows(group, key)]
-    entries = legend(names, symbolType="stroke", symbolStrokeWidth=3, symbolSize=200)
-    picked = alt.param("picked", value=None)
-    faded = alt.when("!picked || datum.defense === picked").then(alt.value(1)).otherwise(alt.value(0.12))
-    color = named_colors("defense", names, entries)
-    marks = chart().encode(x=round_axis(), y=share_axis("mean", "test accuracy"), color=color, opacity=faded)
-    line = marks.mark_line(strokeWidth=2.25, strokeJoin="round")
-    line = line.encode(strokeDash=named_dashes("defense", names, entries))
     tips = [tip("defense:N"), tip("round:Q"), tip("mean:Q", ".1%", "accuracy"), tip("seeds:Q")]
-    touch = marks.mark_point(size=80, filled=True).encode(opacity=alt.value(0), tooltip=tips)
-    layers = [line, touch, *attack_start(groups, rows)]
-    if any(row["seeds"] > 1 for row in rows):
-        layers.insert(0, marks.mark_area(fillOpacity=0.18).encode(y=share_axis("low", "test accuracy"), y2="high:Q"))
+    layers = lines(rows, "defense", names, round_axis(), lambda key: share_axis(key, "test accuracy"), tips)
     ends = ", ".join(f"{row['defense']} {row['mean']:.1%}" for row in {row["defense"]: row for row in rows}.values())
     said = f"Accuracy over the rounds, {title or 'all runs'}; at the end: {ends}."
-    return Panel(title, said, rows, stacked(layers, 320).add_params(picked))
+    return Panel(title, said, rows, pickable([*layers, *attack_start(groups, rows)], 320))
+
+
+def lines(
+    rows: Sequence[Row],
+    field: str,
+    names: Sequence[Entry],
+    x: alt.X,
+    y: Callable[[str], alt.Y],
+    tips: list[alt.Tooltip],
+) -> list[alt.Chart]:
+    """One line per name from the rows' means, with a band where lowest and highest differ; the others fade when one
+    is picked."""
+    entries = legend(names, symbolType="stroke", symbolStrokeWidth=3, symbolSize=200)
+    faded = alt.when(f"!picked || datum.{field} === picked").then(alt.value(1)).otherwise(alt.value(0.12))
+    marks = chart().encode(x=x, y=y("mean"), color=named_colors(field, names, entries), opacity=faded)
+    line = marks.mark_line(strokeWidth=2.25, strokeJoin="round").encode(strokeDash=named_dashes(field, names, entries))
+    touch = marks.mark_point(size=80, filled=True).encode(opacity=alt.value(0), tooltip=tips)
+    band = marks.mark_area(fillOpacity=0.18).encode(y=y("low"), y2="high:Q")
+    return [band, line, touch] if any(row["low"] < row["high"] for row in rows) else [line, touch]
+
+
+def pickable(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
+    return stacked(layers, height).add_params(alt.param("picked", value=None))

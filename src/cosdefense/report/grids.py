@@ -39,10 +39,11 @@ def _every_pair(title: str, rows: list[Row]) -> Panel:
     return heat_map(title, f"{title}, every defense under every attack: {said}.", rows, "attack")
 
 
-def heat_map(title: str, said: str, rows: list[Row], across: str, angle: int = -35) -> Panel:
-    """Shares by defense (down) and something else (across)."""
-    columns, defenses = (list(dict.fromkeys(row[key] for row in rows)) for key in (across, "defense"))
-    x = alt.X(f"{across}:N", title=None, scale=cells(columns), axis=bare_axis(labelAngle=angle, labelLimit=180))
+def heat_map(title: str, said: str, rows: list[Row], across: str, order: Sequence[str] = ()) -> Panel:
+    """Shares by defense (down, in the given order where there is one) and something else (across)."""
+    columns, found = (list(dict.fromkeys(row[key] for row in rows)) for key in (across, "defense"))
+    defenses = [name for name in order if name in found] + [name for name in found if name not in order]
+    x = alt.X(f"{across}:N", title=None, scale=cells(columns), axis=bare_axis(labelAngle=-35, labelLimit=180))
     y = alt.Y("defense:N", title=None, scale=cells(defenses), axis=bare_axis())
     tips = [tip("defense:N"), tip(f"{across}:N"), tip("share:Q", ".1%", title.lower())]
     drawn = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))

@@ -58,9 +58,9 @@ def attack_start(groups: Sequence[Group], rows: Sequence[Row]) -> list[alt.Chart
     return [marks.mark_rule(style="guide-rule"), words.encode(y=alt.value(0))]
 
 
-def round_axis() -> alt.X:
+def round_axis(key: str = "round") -> alt.X:
     axis = alt.Axis(grid=False, tickCount=8, tickMinStep=1)
-    return alt.X("round:Q", title="round", axis=axis, scale=alt.Scale(nice=False, zero=False))
+    return alt.X(f"{key}:Q", title=key, axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
 def share_axis(key: str, title: str) -> alt.Y:

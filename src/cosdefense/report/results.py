@@ -13,9 +13,9 @@ from typing import Any
 from ..records import RunRecord
 from .groups import Group, under
 from .settings import flat, setting
+from .table import NOTHING
 
 Summary = Mapping[str, Any]
-NOTHING = "–"
 MAX_TOLD = 4  # attacks that are told one by one
 
 
