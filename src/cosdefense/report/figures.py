@@ -186,7 +186,7 @@ def _title(group: Group, groups: Sequence[Group]) -> str:
     """The defense, and the experiment and the attack where there are several."""
     several = len({other.attack for other in groups}) > 1
     title = f"{group.defense} {under(group.attack)}".strip() if several else group.defense
-    return f"{group.setting}: {title}" if group.setting else title
+    return f"{group.setting}, {title}" if group.setting else title
 
 
 def _truths(panels: Sequence[Panel]) -> tuple[Entry, ...]:

@@ -44,7 +44,7 @@ def heat_map(title: str, said: str, rows: list[Row], across: str, order: Sequenc
     columns, found = (list(dict.fromkeys(row[key] for row in rows)) for key in (across, "defense"))
     defenses = [name for name in order if name in found] + [name for name in found if name not in order]
     x = alt.X(f"{across}:N", title=None, scale=cells(columns), axis=bare_axis(labelAngle=-35, labelLimit=180))
-    y = alt.Y("defense:N", title=None, scale=cells(defenses), axis=bare_axis())
+    y = alt.Y("defense:N", title=None, scale=cells(defenses), axis=bare_axis(labelLimit=170))
     tips = [tip("defense:N"), tip(f"{across}:N"), tip("share:Q", ".1%", title.lower())]
     drawn = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))
     return Panel(title, said, rows, drawn, 150 + 56 * len(columns))

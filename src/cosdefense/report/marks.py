@@ -95,11 +95,11 @@ def truth_legend(rows: Iterable[Row]) -> tuple[Entry, ...]:
 
 def legend(entries: Sequence[Entry], **options: Any) -> alt.Legend:
     """Above the chart, in as many columns as fit beside each other on paper."""
-    widest = min(180, 45 + 7 * max(len(entry.label) for entry in entries))
+    widest = min(220, 45 + 7 * max(len(entry.label) for entry in entries))
     columns = max(1, 640 // widest)
     names = [entry.label for entry in entries]
     return alt.Legend(
-        orient="top", title=None, values=names, columns=columns, labelLimit=140, symbolOpacity=1, offset=24, **options
+        orient="top", title=None, values=names, columns=columns, labelLimit=180, symbolOpacity=1, offset=24, **options
     )
 
 

@@ -20,7 +20,7 @@ COUNTERS = "paper-cifar-10-counters"  # on CIFAR-10, the norm that is clipped co
 ATTACKERS, SKEW, SCORES, ALONE = "paper-attackers-", "paper-skew-", "paper-scores", "paper-alone"
 ROUNDS = 1000  # of every run in the paper
 
-COUNTED = "Clipping-Median, counters clipped"  # how that one is called beside the others
+COUNTED = "Clipping-Median (counters)"  # how that one is called beside the others
 DEFENSES = ("none", "Krum", "Krum (its paper)", "Clipping-Median", COUNTED, "CosDefense")
 PRINTED = {  # table 3: final accuracy under attack, as printed
     "MNIST": {"none": "9.8%", "Krum": "9.8%", "Clipping-Median": "19.29%", "CosDefense": "83.37%"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import altair as alt
@@ -122,7 +123,7 @@ def _bars_of(
     name: str, title: str, caption: str, values: Sequence[tuple[float, Group]], what: str, form: str
 ) -> Figure:
     rows = share_rows(values, form)
-    names = names_of([group for _, group in values])
+    names = tuple(replace(entry, dash=()) for entry in names_of([group for _, group in values]))
     if any(row["kind"] == "seed" for row in rows):
         caption += " Bars are the mean over seeds, whiskers its standard deviation, dots single seeds."
     panels = (_bars(rows, names, what),) if len({row["setting"] for row in rows}) > 1 else ()
@@ -138,7 +139,9 @@ def _bars(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
     means, single = (marks.transform_filter(f"datum.kind === '{kind}'") for kind in ("mean", "seed"))
     tips = [tip("defense:N"), tip("setting:N", title=what), tip("accuracy:Q", ".1%")]
     more = [tip("deviation:Q", ".1%"), tip("seeds:Q")]
-    bars = means.mark_bar().encode(y=share_axis("accuracy", "final accuracy"), color=color, tooltip=[*tips, *more])
+    bars = means.mark_bar(fillOpacity=0.6).encode(
+        y=share_axis("accuracy", "final accuracy"), color=color, tooltip=[*tips, *more]
+    )
     whiskers = means.mark_rule(style="ink-rule").encode(y=share_axis("low", "final accuracy"), y2="high:Q")
     dots = single.mark_point(style="ink-dot", filled=True, size=22)
     dots = dots.encode(y=share_axis("accuracy", "final accuracy"), tooltip=[*tips, tip("seed:N")])
@@ -160,7 +163,7 @@ def _heat_maps(paper: Paper) -> Figure:
     ]
     panels = tuple(_heat_map(title, rows) for title, rows in asked if rows)
     caption = "Every cell is the mean over seeds."
-    return Figure("grid", "Every defense on every dataset", caption, panels, 420)
+    return Figure("grid", "Every defense on every dataset", caption, panels, 360, min(2, len(panels) or 1))
 
 
 def _cells(seen: Sequence[View], key: str | None) -> list[Row]:

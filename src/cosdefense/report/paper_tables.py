@@ -8,9 +8,9 @@ from statistics import fmean
 
 from ..records import RunRecord
 from .groups import Group
-from .paper import ROUNDS, Paper, View, before_attack, views
+from .paper import COUNTED, ROUNDS, Paper, View, before_attack, views
 from .paper_rows import layer_rows, mean_scores
-from .results import area, seeds, spread
+from .results import area, count, seeds, spread
 from .settings import setting
 from .table import NOTHING, Table
 
@@ -37,7 +37,7 @@ def in_words(paper: Paper) -> str:
     known = sorted({seed for run in runs if isinstance(seed := run.header.get("seed"), int)})
     devices = ", ".join(dict.fromkeys(str(run.header["device"]) for run in runs if run.header.get("device")))
     told = [f"The experiments of “{TITLE}” (Yaldiz, Zhang, Avestimehr 2023), run again:"]
-    told += [f"{len(runs):,} runs, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
+    told += [f"{count(len(runs), 'run')}, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
     unfinished = sum(run.summary is None for run in runs)
     told += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
     told += [sentence for view in views(paper.attacked) if (sentence := _outcome(view))]
@@ -76,13 +76,20 @@ def _accuracies(paper: Paper) -> Table:
     ]
     headings = ("Dataset", "Defense", "Paper", "Final accuracy", _tail(paper.attacked), "Before the attack", "Seeds")
     note = "Accuracy on held-out data under attack. Final: in the last round, which is what the paper prints. "
-    note += f"{_tail(paper.attacked)}: the mean of its evaluations. Before the attack: the last evaluation in peace. "
+    note += f"{_tail(paper.attacked)}: the mean of all evaluations in them. "
+    note += "Before the attack: the last evaluation in peace. "
+    note += "".join(text for name, text in VARIANTS.items() if any(row[1] == name for row in rows))
     if any(view.test for view in found):
         note += "Running statistics: BatchNorm tested with what it learned; batch statistics: with those of each test "
         note += "batch, as the authors did. "
     return Table("table3", "Table 3: ours beside the paper's", note + DEVIATION, headings, tuple(rows), 2, parts=True)
 
 
+VARIANTS = {  # what a reader of the paper would not guess
+    "Krum": "Krum: the authors' version, told in every round how many lie. ",
+    "Krum (its paper)": "Krum (its paper): as it was published. ",
+    COUNTED: f"{COUNTED}: the norm that is clipped counts BatchNorm's counters, as in the authors' code. ",
+}
 DEVIATION = "Mean ± standard deviation over seeds."
 
 
@@ -158,7 +165,7 @@ def _layers(paper: Paper) -> Table:
         for row in rows
         if row["iteration"] == last
     ]
-    headings = ("Layer", "Tensor", f"After {first:,}", f"After {last:,} iterations", "Lowest client", "Highest client")
+    headings = ("Layer", "Tensor", f"After {first:,} iterations", f"After {last:,}", "Lowest client", "Highest client")
     note = "Cosine similarity of a client's weights with those of the others, the mean over clients and seeds."
     return Table("layers", "Figure 1 in numbers: clients alone", note, headings, tuple(told), 2, folded=True)
 

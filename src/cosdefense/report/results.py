@@ -140,8 +140,8 @@ def scope(groups: Sequence[Group]) -> str:
     n_rounds = max(run.n_rounds for group in groups for run in group.runs)
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     defenses = len({group.defense for group in groups})
-    text = f"{_count(n_runs, 'run')} of {_count(defenses, 'defense')}, up to {_count(n_rounds, 'round')} each."
-    return text + (f" {_count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
+    text = f"{count(n_runs, 'run')} of {count(defenses, 'defense')}, up to {count(n_rounds, 'round')} each."
+    return text + (f" {count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
 
 
 def _outcome(groups: Sequence[Group]) -> str:
@@ -180,7 +180,7 @@ def _first(pair: tuple[float, Group]) -> float:
     return pair[0]
 
 
-def _count(n: int, thing: str) -> str:
+def count(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
