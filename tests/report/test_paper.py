@@ -180,7 +180,10 @@ def test_figure_2_is_a_moving_average_over_the_rounds_so_far(
     runs: list[RunRecord], tables: Tables, figures: dict[str, Figure]
 ) -> None:
     attacked = picked(runs, "paper-scores", "inner product", "CosDefense")
-    traces = [np.array([np.mean(record.scores["TracedCosDefense"]) for record in run.rounds]) for run in attacked]
+    traces = [
+        np.array([np.mean(np.array(record.scores["TracedCosDefense"], float)) for record in run.rounds])
+        for run in attacked
+    ]
     (panel,) = figures["figure2"].panels
     rows = [row for row in panel.rows if row["case"] == "Under inner product"]
     assert len(rows) == ROUNDS

@@ -156,8 +156,11 @@ def _place(figure: Figure, index: int) -> str:
 
 
 def _settings(runs: Sequence[RunRecord]) -> str:
-    """Each experiment once."""
-    tables = [_pairs(experiment) for experiment in experiments(runs)]
+    """Each experiment once; folded where there are several."""
+    found = [(str(experiment.get("name", "unnamed")), _pairs(experiment)) for experiment in experiments(runs)]
+    tables = [shown for _, shown in found]
+    if len(found) > 1:
+        tables = [f"<details><summary>{escape(name)}</summary>{shown}</details>" for name, shown in found]
     return "\n".join(tables) or '<p class="note">The records say nothing about the experiment.</p>'
 
 

@@ -25,10 +25,11 @@ def layer_rows(groups: Sequence[Group]) -> list[Row]:
             for tensor, values in record.scores.items():
                 found[tensor, (record.round + 1) * steps] += _numbers(values)
     labels = layer_labels(dict.fromkeys(tensor for tensor, _ in found))
+    drawn = set(_thinned(sorted({iteration for _, iteration in found})))
     return [
         {"layer": labels[tensor], "tensor": tensor, "iteration": iteration, **_band(values)}
         for (tensor, iteration), values in found.items()
-        if values
+        if values and iteration in drawn
     ]
 
 
@@ -46,8 +47,7 @@ def trace_rows(group: Group, label: str) -> list[Row]:
         for index, (number, _) in enumerate(trace):
             window = [score for _, score in trace[max(0, index + 1 - WINDOW) : index + 1]]
             found[number].append(fmean(window))
-    step = math.ceil(len(found) / MAX_POINTS) or 1
-    numbers = sorted(found)[::-1][::step][::-1]  # counted from the end: the last round is always drawn
+    numbers = _thinned(sorted(found))
     return [{"case": label, "round": number, **_band(found[number]), "seeds": len(found[number])} for number in numbers]
 
 
@@ -78,6 +78,11 @@ def share_rows(values: Sequence[tuple[float, Group]], form: str) -> list[Row]:
         dots = [(seed, end) for seed, end in ends if end is not None and len(found) > 1]
         rows += [place | {"kind": "seed", "accuracy": round(end, 5), "seed": str(seed)} for seed, end in dots]
     return rows
+
+
+def _thinned(numbers: Sequence[int]) -> Sequence[int]:
+    """At most as many as a curve has points; counted from the end, so that the last is always drawn."""
+    return numbers[::-1][:: math.ceil(len(numbers) / MAX_POINTS) or 1][::-1]
 
 
 def _pairs(group: Group) -> list[tuple[RunRecord, Row]]:
