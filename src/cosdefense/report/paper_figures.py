@@ -18,30 +18,20 @@ from .paper import DEFENSES, Paper, View, views
 from .paper_rows import WINDOW, layer_rows, share_rows, trace_rows
 from .paper_tables import case
 from .rows import Row, accuracy_rows
-from .theme import PALETTE, TRUTH, colors, dashes
+from .theme import DASHES, PALETTE, TRUTH, colors, dashes
 
 # The same color in every figure, whoever is drawn; patterns where lines lie on each other.
-LOOKS = dict(
-    zip(
-        DEFENSES,
-        (
-            ("#888888", (1, 0)),
-            ("#D55E00", (6, 3)),
-            ("#E69F00", (2, 2)),
-            ("#009E73", (1, 0)),
-            ("#56B4E9", (6, 3)),
-            ("#0072B2", (1, 0)),
-        ),
-        strict=True,
-    )
-)
+HUES = ("#888888", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#0072B2")
+PATTERNS = ((1, 0), (6, 3), (2, 2), (1, 0), (6, 3), (1, 0))
+LOOKS = {entry.label: entry for entry in map(Entry, DEFENSES, HUES, PATTERNS)}
+OTHERS = PALETTE[3]  # defenses that the paper does not know, told apart by their patterns
 
 
 def paper_figures(paper: Paper) -> dict[str, Figure]:
     """Every figure that has data, by name."""
-    rejecting = [group for group in paper.attacked if group.detection.malicious_rejected]
+    rejecting = [g for g in paper.attacked if g.detection.malicious_rejected or g.detection.honest_rejected]
     drawn = [_figure3(paper), _figure2(paper), _figure1(paper), _figure4(paper), _figure6(paper), _heat_maps(paper)]
-    drawn += [scores(rejecting), rejections(rejecting), confusion(rejecting)]
+    drawn += [scores(rejecting), _rejections(rejecting), confusion(rejecting)]
     return {figure.name: figure for figure in drawn if figure.panels}
 
 
@@ -49,9 +39,8 @@ def names_of(groups: Sequence[Group]) -> tuple[Entry, ...]:
     """The defenses in the paper's order, each in its own color."""
     found = list(dict.fromkeys(group.defense for group in groups))
     others = [name for name in found if name not in LOOKS]
-    extra = zip(others, [PALETTE[3]] * len(others), dashes(len(PALETTE) * len(others))[:: len(PALETTE)], strict=True)
-    looks = LOOKS | {name: (color, dash) for name, color, dash in extra}
-    return tuple(Entry(name, *looks[name]) for name in looks if name in found)
+    looks = LOOKS | {name: Entry(name, OTHERS, DASHES[index % len(DASHES)]) for index, name in enumerate(others)}
+    return tuple(entry for name, entry in looks.items() if name in found)
 
 
 def _figure3(paper: Paper) -> Figure:
@@ -148,6 +137,12 @@ def _bars(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
     ends = [f"{row['setting']} {row['defense']} {row['accuracy']:.1%}" for row in rows if row["kind"] == "mean"]
     said = f"Final accuracy by {what} and defense: {', '.join(ends)}."
     return Panel("", said, rows, stacked([bars, whiskers, dots], 300))
+
+
+def _rejections(groups: Sequence[Group]) -> Figure:
+    """Of one seed each: with another, the clients are others, and five hundred bars say no more than a hundred."""
+    figure = rejections([replace(group, runs=group.runs[:1]) for group in groups])
+    return replace(figure, caption=f"{figure.caption} One seed of each.")
 
 
 def _heat_maps(paper: Paper) -> Figure:
