@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cosdefense.metrics import Detection, area_under_roc, final_accuracy, summarize, tail_mean
-from cosdefense.records import RoundRecord
+from cosdefense.metrics import Detection, area_under_roc, final_accuracy, summarize, summary_of, tail_mean
+from cosdefense.records import RoundRecord, RunRecord
 
 
 def record(number: int, weights: list[float], liars: list[int], **more: object) -> RoundRecord:
@@ -73,6 +73,21 @@ def test_tail() -> None:
     assert tail_mean(rounds) == (94 + 99) / 2
     assert final_accuracy(rounds) == 99
     assert tail_mean(rounds[:8]) == 4  # no evaluation in the last tenth: the last there is
+
+
+def test_accuracy_with_batch_statistics_is_summed_up_like_the_other() -> None:
+    rounds = [RoundRecord(i, (), (), accuracy=0.5, batch_statistics_accuracy=i / 100) for i in range(100)]
+    found = summarize(rounds)
+    assert found["batch_statistics_accuracy"] == 0.99
+    assert found["batch_statistics_tail"] == pytest.approx(0.945)
+    unmeasured = summarize([RoundRecord(0, (), (), accuracy=0.5)])
+    assert unmeasured["batch_statistics_accuracy"] is unmeasured["batch_statistics_tail"] is None
+
+
+def test_a_finished_run_is_believed_and_an_unfinished_one_counted() -> None:
+    told = RunRecord({}, tuple(ROUNDS), {"malicious_rejected": 0.9})
+    assert summary_of(told) == {"malicious_rejected": 0.9}
+    assert summary_of(RunRecord({}, tuple(ROUNDS))) == summarize(ROUNDS)
 
 
 def test_summary() -> None:

@@ -25,8 +25,8 @@ from .options import ConfigError, unknown
 from .preparation import choose_device, rehearse
 from .records import NotARun, RunRecord, read_run
 from .reinforcement import Lesson, MissingRLExtra, TrainingInterrupted, train_policy
-from .report import MissingReportExtra, write_report
-from .reproduction import ALL, Cell, plan
+from .report import MissingReportExtra, write_paper_report, write_report
+from .reproduction import ALL, Cell, plan, publish_records
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -138,7 +138,15 @@ def reproduce(
     if worker:
         return
     runs = [read_run(job.folder) for job in todo]
-    console.show_runs(runs, as_json)
+    try:
+        written = write_paper_report(runs, folder, "The CosDefense paper, reproduced")
+        if publish:
+            publish_records([job.folder for job in todo], publish / "records")
+            written = write_paper_report(runs, publish, "The CosDefense paper, reproduced")
+    except MissingReportExtra as missing:
+        console.err.print(f"note: all runs are finished, but {missing}", style="yellow", soft_wrap=True)
+        return
+    console.show_paper(written, as_json)
 
 
 @app.command(epilog="Example: cosdefense report runs/demo")

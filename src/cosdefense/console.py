@@ -104,10 +104,10 @@ def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = Non
     out.print(results_table(runs))
     for run in runs:
         if run.summary and run.summary["skipped_rounds"]:
-            reasons = sorted({record.skipped for record in run.rounds if record.skipped})
+            reasons = "; ".join(sorted({record.skipped for record in run.rounds if record.skipped}))
             which = f"{run.label} under {run.header['attack']}, seed {run.header['seed']}"
-            count = f"{run.summary['skipped_rounds']} of {len(run.rounds)} rounds left the model as it was"
-            err.print(f"{which}: {count} ({'; '.join(reasons)})", soft_wrap=True)
+            count = f"{run.summary['skipped_rounds']} of {run.n_rounds} rounds left the model as it was"
+            err.print(f"{which}: {count}{f' ({reasons})' if reasons else ''}", soft_wrap=True)
     if written:
         show_report(written, as_json)
 
@@ -117,12 +117,20 @@ def show_report(written: Report, as_json: bool) -> None:
     if as_json:
         print_json(_paths(written))
         return
-    for path in (*written.figures, written.page):
+    for path in filter(None, (*written.figures, written.tables, written.page)):
         out.print(f"wrote {path}", soft_wrap=True)
 
 
+def show_paper(written: Report, as_json: bool) -> None:
+    """The paper's tables with ours beside them, and where the report lies."""
+    if not as_json and written.tables:
+        print_text(written.tables.read_text(encoding="utf-8"))
+    show_report(written, as_json)
+
+
 def _paths(written: Report) -> dict[str, Any]:
-    return {"page": str(written.page), "figures": [str(path) for path in written.figures]}
+    tables = {"tables": str(written.tables)} if written.tables else {}
+    return {"page": str(written.page), "figures": [str(path) for path in written.figures]} | tables
 
 
 def print_json(content: object) -> None:
@@ -139,10 +147,16 @@ COLUMNS = {
     "attack_success": "attack success, %",
     "source_recall": "source recall, %",
     "adversarial_accuracy": "adversarial accuracy, %",
+    "batch_statistics_accuracy": "accuracy with batch statistics, %",
     "malicious_rejected": "malicious rejected, %",
     "honest_rejected": "honest rejected, %",
 }
-OPTIONAL = ("attack_success", "source_recall", "adversarial_accuracy")  # shown where something was measured
+OPTIONAL = (  # shown where something was measured
+    "attack_success",
+    "source_recall",
+    "adversarial_accuracy",
+    "batch_statistics_accuracy",
+)
 
 
 def results_table(runs: Sequence[RunRecord]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .records import RoundRecord
+from .records import RoundRecord, RunRecord
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,22 @@ def area_under_roc(rounds: Iterable[RoundRecord], filter_name: str) -> float | N
 
 def tail_mean(rounds: Sequence[RoundRecord], share: float = 0.1, key: str = "accuracy") -> float | None:
     """Mean accuracy over the evaluations in the last tenth of the rounds (at least one evaluation)."""
-    found = ((record.round, getattr(record, key)) for record in rounds)
-    evaluated = [(number, accuracy) for number, accuracy in found if accuracy is not None]
+    measured = [(record.round, getattr(record, key)) for record in rounds]
+    evaluated = [(number, accuracy) for number, accuracy in measured if accuracy is not None]
     if not evaluated:
         return None
     first = rounds[-1].round + 1 - math.ceil(share * (rounds[-1].round + 1))
-    tail = [accuracy for number, accuracy in evaluated if number >= first] or [evaluated[-1][1]]
-    return float(sum(tail) / len(tail))
+    tail: list[float] = [accuracy for number, accuracy in evaluated if number >= first] or [evaluated[-1][1]]
+    return sum(tail) / len(tail)
 
 
 def final_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
     return _last(record.accuracy for record in rounds)
+
+
+def summary_of(run: RunRecord) -> dict[str, Any]:
+    """What a finished run said of itself, since it may have kept only some of its rounds; otherwise so far."""
+    return dict(run.summary) if run.summary else summarize(run.rounds)
 
 
 def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class RoundRecord:
     attack_success: float | None = None  # only under attacks that want a particular answer
     source_recall: float | None = None  # likewise: how many of the images they want it for still get the true one
     adversarial_accuracy: float | None = None  # on images moved by PGD, where that is asked for
-    batch_statistics_accuracy: float | None = None  # with BatchNorm's statistics from the test images, likewise
+    batch_statistics_accuracy: float | None = None  # BatchNorm tested with each test batch's own statistics
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
 
@@ -67,6 +67,21 @@ class RunRecord:
         """How the run is called in tables and figures: its defense."""
         return str(self.header.get("defense", "run"))
 
+    @property
+    def experiment(self) -> str:
+        """The name of the experiment it belongs to; empty where the records do not say."""
+        return str((self.header.get("experiment") or {}).get("name", ""))
+
+    @property
+    def thinned(self) -> bool:
+        """Whether rounds or scores were left out: what needs them all then stands in the summary alone."""
+        return bool(self.header.get("thinned"))
+
+    @property
+    def n_rounds(self) -> int:
+        """How many rounds there were, whether or not they are all kept."""
+        return self.rounds[-1].round + 1 if self.thinned and self.rounds else len(self.rounds)
+
 
 class NotARun(ValueError):
     """A path that holds no readable records."""
@@ -86,6 +101,20 @@ def read_run(path: Path) -> RunRecord:
         raise NotARun(f"{path} holds a round that cannot be read: {error}") from error
     summaries = [line["summary"] for line in lines if "summary" in line]
     return RunRecord(lines[0], rounds, summaries[-1] if summaries else None)
+
+
+def thin(run: RunRecord, scores: bool = False) -> list[dict[str, Any]]:
+    """The lines of a finished run that tables and curves are made of, small enough to be kept for ever.
+
+    Only evaluated rounds, without scores; `scores` keeps every round and what filters said in it.
+    How long it took stays in the summary, which knows all rounds.
+    """
+    if run.summary is None:
+        raise ValueError("only a finished run can be thinned: its summary tells what the rounds left out told")
+    kept = [record for record in run.rounds if scores or record.accuracy is not None or record is run.rounds[-1]]
+    dropped = {"seconds", "peak_memory"} | (set() if scores else {"scores", "points"})
+    rounds = [{key: value for key, value in record.to_json().items() if key not in dropped} for record in kept]
+    return [{**run.header, "thinned": True}, *rounds, {"summary": dict(run.summary)}]
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:

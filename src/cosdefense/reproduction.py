@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -10,6 +11,7 @@ from pathlib import Path
 from .alone import alone
 from .experiment import Experiment, load
 from .options import ConfigError, unknown
+from .records import read_run, thin
 from .running import Play, federated
 
 PAPERS_DEFENSES = ("Krum", "Clipping-Median", "CosDefense")  # that its figures 4 and 6 show
@@ -59,6 +61,7 @@ FIGURES: dict[str, tuple[Ingredient, ...]] = {
     "figure6": (_skew(0.1), _skew(0.3), DEFAULT),
 }
 ALL = "all"
+WHOLE = ("paper-alone", "paper-scores")  # experiments whose figures need every round
 PAPERS_DATASETS = ("mnist", "fashion-mnist", "cifar-10")
 
 # The same questions for a computer without a GPU: a small network, fewer rounds, smaller batches, one seed.
@@ -115,6 +118,16 @@ def plan(
     if not cells:
         raise ConfigError(f"{', '.join(wanted)} needs no run on {', '.join(datasets)}")
     return list(cells.values())
+
+
+def publish_records(folders: Sequence[Path], out: Path) -> None:
+    """The runs' records without what a repository need not keep: `out/<experiment>/<run>/records.jsonl`."""
+    for folder in folders:
+        run = read_run(folder)
+        lines = thin(run, scores=run.experiment in WHOLE)
+        place = out / folder.parent.name / folder.name
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "records.jsonl").write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
 
 
 def files() -> Path:

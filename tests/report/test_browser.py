@@ -12,9 +12,14 @@ import pytest
 pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
+from paper_runs import paper_runs
 from synthetic_runs import make_run, make_runs
 
 from cosdefense.report import Report, write_report
+from cosdefense.report.paper import paper_of
+from cosdefense.report.paper_figures import paper_figures
+from cosdefense.report.paper_page import paper_page_of
+from cosdefense.report.paper_tables import paper_tables
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
@@ -58,19 +63,35 @@ def test_every_chart_is_drawn_offline(report: Report, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_is_never_wider_than_its_window(report: Report, tmp_path: Path, width: int) -> None:
-    """In a frame, since a window cannot be made as narrow as a phone."""
+    inner, wanted, charts = in_a_frame(report.page.read_text(encoding="utf-8"), tmp_path, width)
+    assert (inner, charts) == (width, 18)
+    assert wanted <= width
+
+
+def test_the_papers_page_fits_a_phone_and_draws_every_chart(tmp_path: Path) -> None:
+    runs = paper_runs()
+    figures = paper_figures(paper_of(runs))
+    text = paper_page_of(runs, paper_of(runs), paper_tables(paper_of(runs)), figures, "t")
+    inner, wanted, charts = in_a_frame(text, tmp_path, 390)
+    assert (inner, charts) == (390, sum(len(figure.panels) for figure in figures.values()))
+    assert wanted <= 390
+
+
+def in_a_frame(text: str, tmp_path: Path, width: int) -> tuple[int, int, int]:
+    """How wide a page's window is, how wide it would like it, and how many charts it draws.
+
+    In a frame, since a window cannot be made as narrow as a phone.
+    """
     seen = "[innerWidth, document.documentElement.scrollWidth, document.querySelectorAll('.marks').length]"
     probe = f"setTimeout(() => parent.postMessage({seen}, '*'), 3000)"
-    text = without_policy(report.page.read_text(encoding="utf-8"))
-    (tmp_path / "probed.html").write_text(f"{text}<script>{probe}</script>", "utf-8")
+    (tmp_path / "probed.html").write_text(f"{without_policy(text)}<script>{probe}</script>", "utf-8")
     listen = "addEventListener('message', (event) => { document.body.dataset.seen = event.data })"
     frame = f'<iframe style="border: 0; width: {width}px; height: 900px" src="probed.html"></iframe>'
     (tmp_path / "window.html").write_text(f"<body><script>{listen}</script>{frame}</body>", "utf-8")
     found = re.search(r'data-seen="(\d+),(\d+),(\d+)"', opened(tmp_path / "window.html", tmp_path, width=1400))
     assert found is not None
     inner, wanted, charts = map(int, found.groups())
-    assert (inner, charts) == (width, 18)
-    assert wanted <= width
+    return inner, wanted, charts
 
 
 @pytest.fixture(scope="module")

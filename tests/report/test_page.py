@@ -24,9 +24,10 @@ from cosdefense.metrics import final_accuracy, summarize
 from cosdefense.records import RunRecord
 from cosdefense.report import MissingReportExtra, Report, write_report
 from cosdefense.report.figures import figures_of
+from cosdefense.report.groups import grouped
 from cosdefense.report.page import page_of
-from cosdefense.report.results import as_csv, as_json, experiments, flat, in_words, notes, table
-from cosdefense.report.rows import grouped
+from cosdefense.report.results import as_csv, as_json, in_words, notes, table
+from cosdefense.report.settings import experiments, flat
 
 
 class Page(HTMLParser):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..records import RunRecord
 
-__all__ = ["MissingReportExtra", "Report", "write_report"]
+if TYPE_CHECKING:
+    from .figure import Figure
+
+__all__ = ["MissingReportExtra", "Report", "write_paper_report", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,7 @@ class Report:
 
     page: Path
     figures: tuple[Path, ...]  # PNG, only those that had data
+    tables: Path | None = None  # markdown, where the report has more than the one table of its page
 
 
 class MissingReportExtra(ImportError):
@@ -27,20 +33,45 @@ def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
     """Write `report.html` and its figures as PNG into the folder `out`, which is made if it is missing."""
     if not runs:
         raise ValueError("a report needs at least one run, got none")
-    try:  # here, so that the package works without the drawing libraries
+    with _drawing_libraries():
         from .figures import figures_of
         from .page import page_of
+    figures = figures_of(runs)
+    return _written(out, figures, page_of(runs, figures, title))
+
+
+def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
+    """The same for runs that repeat the paper's experiments, with `tables.md`; what was not run is left out."""
+    with _drawing_libraries():
+        from .paper import paper_of
+        from .paper_figures import paper_figures
+        from .paper_page import markdown_of, paper_page_of
+        from .paper_tables import paper_tables
+    paper = paper_of(runs)
+    tables, figures = paper_tables(paper), paper_figures(paper)
+    page = paper_page_of(runs, paper, tables, figures, title)
+    return _written(out, list(figures.values()), page, markdown_of(tables, title))
+
+
+@contextmanager
+def _drawing_libraries() -> Iterator[None]:
+    """Imports are made where they are needed, so that the package works without the drawing libraries."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name not in ("altair", "vl_convert"):
             raise
         raise MissingReportExtra(
             f"a report needs altair and vl-convert-python, {error.name} was not found: pip install 'cosdefense[report]'"
         ) from error
+
+
+def _written(out: Path, figures: Sequence[Figure], page: str, tables: str | None = None) -> Report:
     out.mkdir(parents=True, exist_ok=True)
-    figures = figures_of(runs)
     pictures = tuple(out / f"{figure.name}.png" for figure in figures)
     for figure, picture in zip(figures, pictures, strict=True):
         picture.write_bytes(figure.png())
-    page = out / "report.html"
-    page.write_text(page_of(runs, figures, title), encoding="utf-8")
-    return Report(page, pictures)
+    (out / "report.html").write_text(page, encoding="utf-8")
+    if tables is not None:
+        (out / "tables.md").write_text(tables, encoding="utf-8")
+    return Report(out / "report.html", pictures, None if tables is None else out / "tables.md")

@@ -8,23 +8,25 @@ import altair as alt
 
 from ..records import RunRecord
 from . import rows as numbers
+from .curves import curves
 from .figure import Entry, Figure, Panel
 from .grids import grid_figure
+from .groups import Group, grouped, under
 from .marks import (
     attack_start,
     bare_axis,
     cells,
     chart,
     heat,
-    legend,
     round_axis,
     score_axis,
     share_axis,
+    stacked,
     tip,
     truth_color,
     truth_legend,
 )
-from .rows import MAX_CLIENTS, MAX_DOTS, Group, Row, under
+from .rows import MAX_CLIENTS, MAX_DOTS, Row
 from .theme import HEAT, TRUTH, colors, dashes
 
 MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat maps
@@ -32,18 +34,19 @@ MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat
 
 def figures_of(runs: Sequence[RunRecord]) -> list[Figure]:
     """Every figure that has data."""
-    groups = numbers.grouped(runs)
-    drawn = [grid_figure(groups), _accuracy(groups), _scores(groups), _points(groups), _rejections(groups)]
-    drawn += [_confusion(groups), _split(runs)]
+    groups = grouped(runs)
+    drawn = [grid_figure(groups), _accuracy(groups), scores(groups), _points(groups), rejections(groups)]
+    drawn += [confusion(groups), _split(groups)]
     return [figure for figure in drawn if figure.panels]
 
 
 def _accuracy(groups: Sequence[Group]) -> Figure:
     defenses = list(dict.fromkeys(group.defense for group in groups))
     names = tuple(map(Entry, defenses, colors(len(defenses)), dashes(len(defenses))))
-    attacks = list(dict.fromkeys(group.attack for group in groups))
-    members = [[group for group in groups if group.attack == attack] for attack in attacks]
-    panels = tuple(_curves(some, names) for some in members if any(map(numbers.accuracy_rows, some)))
+    worlds = list(dict.fromkeys(group.circumstances for group in groups))
+    members = [[group for group in groups if group.circumstances == world] for world in worlds]
+    drawn = [some for some in members if any(map(numbers.accuracy_rows, some))]
+    panels = tuple(curves(some, names, some[0].circumstances) for some in drawn)
     caption = "Accuracy on held-out data."
     caption += " Choose a name to see it alone." if len(names) > 1 else ""
     if any(row["seeds"] > 1 for panel in panels for row in panel.rows):
@@ -52,29 +55,8 @@ def _accuracy(groups: Sequence[Group]) -> Figure:
     return Figure("accuracy", "Accuracy over the rounds", caption, panels, *layout, names, pickable=len(names) > 1)
 
 
-def _curves(groups: Sequence[Group], names: Sequence[Entry]) -> Panel:
-    """Accuracy under one attack, a color for each defense."""
-    rows = [row for group in groups for row in numbers.accuracy_rows(group)]
-    key = legend(names, symbolType="stroke", symbolStrokeWidth=3, symbolSize=200)
-    domain, hues, patterns = zip(*((entry.label, entry.color, list(entry.dash)) for entry in names), strict=True)
-    color = alt.Color("defense:N", scale=alt.Scale(domain=domain, range=hues), legend=key)
-    dash = alt.StrokeDash("defense:N", scale=alt.Scale(domain=domain, range=patterns), legend=key)
-    picked = alt.param("picked", value=None)
-    faded = alt.when("!picked || datum.defense === picked").then(alt.value(1)).otherwise(alt.value(0.12))
-    marks = chart().encode(x=round_axis(), y=share_axis("mean", "test accuracy"), color=color, opacity=faded)
-    line = marks.mark_line(strokeWidth=2.25, strokeJoin="round").encode(strokeDash=dash)
-    tips = [tip("defense:N"), tip("round:Q"), tip("mean:Q", ".1%", "accuracy"), tip("seeds:Q")]
-    touch = marks.mark_point(size=80, filled=True).encode(opacity=alt.value(0), tooltip=tips)
-    layers = [line, touch, *attack_start(groups, rows)]
-    if any(row["seeds"] > 1 for row in rows):
-        layers.insert(0, marks.mark_area(fillOpacity=0.18).encode(y=share_axis("low", "test accuracy"), y2="high:Q"))
-    ends = ", ".join(f"{row['defense']} {row['mean']:.1%}" for row in {row["defense"]: row for row in rows}.values())
-    title = under(groups[0].attack)
-    said = f"Accuracy over the rounds, {title or 'all runs'}; at the end: {ends}."
-    return Panel(title, said, rows, _stacked(layers, 320).add_params(picked))
-
-
-def _scores(groups: Sequence[Group]) -> Figure:
+def scores(groups: Sequence[Group]) -> Figure:
+    """What each filter thought of honest and malicious clients."""
     judged = [(group, name) for group in groups for name in group.filters]
     panels = tuple(_score_bands(group, name, _title(group, groups)) for group, name in judged[:MAX_PANELS])
     names = _truths(panels)
@@ -93,7 +75,7 @@ def _score_bands(group: Group, filter_name: str, title: str) -> Panel:
     line = marks.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=26)).encode(y=mean, tooltip=tips)
     title += "" if filter_name == group.defense else f": {filter_name}"
     said = f"Scores over the rounds, {title}; on average {_averages(rows, 'mean', 'count', '.3g')}."
-    return Panel(title, said, rows, _stacked([band, line, *attack_start([group], rows)], 220))
+    return Panel(title, said, rows, stacked([band, line, *attack_start([group], rows)], 220))
 
 
 def _points(groups: Sequence[Group]) -> Figure:
@@ -126,10 +108,11 @@ def _scatter(group: Group, filter_name: str, title: str) -> Panel:
     counts = ", ".join(
         f"{who} {sum(row['who'] == who for row in rows)}" for who in dict.fromkeys(r["who"] for r in rows)
     )
-    return Panel(title, f"Clients in two dimensions, {title}: {counts}.", rows, _stacked([dots], 320))
+    return Panel(title, f"Clients in two dimensions, {title}: {counts}.", rows, stacked([dots], 320))
 
 
-def _rejections(groups: Sequence[Group]) -> Figure:
+def rejections(groups: Sequence[Group]) -> Figure:
+    """How often each client was rejected."""
     found = [(group, numbers.rejection_rows(group)) for group in groups]
     judged = [(group, rows) for group, rows in found if rows]
     panels = tuple(_bars(rows, _title(group, groups)) for group, rows in judged[:MAX_PANELS])
@@ -150,15 +133,16 @@ def _bars(every: list[Row], title: str) -> Panel:
     bars = chart().mark_bar().encode(x=x, y=y, color=truth_color(rows), tooltip=tips)
     title += f" ({MAX_CLIENTS} most rejected of {len(every)} clients)" if len(every) > MAX_CLIENTS else ""
     said = f"Share of rounds in which each client was rejected, {title}; on average "
-    return Panel(title, f"{said}{_averages(rows, 'share', 'rounds', '.1%')}.", rows, _stacked([bars], 200))
+    return Panel(title, f"{said}{_averages(rows, 'share', 'rounds', '.1%')}.", rows, stacked([bars], 200))
 
 
-def _confusion(groups: Sequence[Group]) -> Figure:
+def confusion(groups: Sequence[Group]) -> Figure:
+    """Who was what, and what became of them."""
     found = [(group, numbers.confusion_rows(group)) for group in groups]
     judged = [(group, rows) for group, rows in found if rows]
     panels = tuple(_fates(rows, _title(group, groups)) for group, rows in judged[:MAX_PANELS])
     caption = "Updates that a filter judged, counted once per round; percentages are of the row." + _left_out(judged)
-    columns = sum(group.attack == groups[0].attack for group, _ in judged)  # one attack, one line
+    columns = sum(group.circumstances == groups[0].circumstances for group, _ in judged)  # one attack, one line
     title = "What became of malicious and honest updates"
     return Figure("confusion", title, caption, panels, 300, min(3, max(1, columns)))
 
@@ -174,8 +158,8 @@ def _fates(counted: list[Row], title: str) -> Panel:
     return Panel(title, f"What the filter did, {title}: {said}.", rows, drawn)
 
 
-def _split(runs: Sequence[RunRecord]) -> Figure:
-    rows, which = numbers.split_rows(runs)
+def _split(groups: Sequence[Group]) -> Figure:
+    rows, which = numbers.split_rows(groups)
     classes = list(dict.fromkeys(row["class"] for row in rows))
     gradient = alt.Legend(title="samples", orient="top", gradientLength=160, tickCount=3)
     drawn = chart().encode(
@@ -186,9 +170,7 @@ def _split(runs: Sequence[RunRecord]) -> Figure:
     )
     said = f"Samples per client and class; {which}, {len(classes)} classes."
     panels = (
-        (Panel(which, said, rows, _stacked([drawn.mark_rect()], max(120, min(400, 22 * len(classes))))),)
-        if rows
-        else ()
+        (Panel(which, said, rows, stacked([drawn.mark_rect()], max(120, min(400, 22 * len(classes))))),) if rows else ()
     )
     return Figure("split", "How the data are split", "How many samples of each class each client holds.", panels)
 
@@ -201,9 +183,10 @@ def _left_out(everything: Sequence[object]) -> str:
 
 
 def _title(group: Group, groups: Sequence[Group]) -> str:
-    """The defense, and the attack where there are several."""
+    """The defense, and the experiment and the attack where there are several."""
     several = len({other.attack for other in groups}) > 1
-    return f"{group.defense} {under(group.attack)}".strip() if several else group.defense
+    title = f"{group.defense} {under(group.attack)}".strip() if several else group.defense
+    return f"{group.setting}, {title}" if group.setting else title
 
 
 def _truths(panels: Sequence[Panel]) -> tuple[Entry, ...]:
@@ -214,7 +197,3 @@ def _averages(rows: Sequence[Row], key: str, weight: str, form: str) -> str:
     totals = {who: sum(row[weight] for row in rows if row["who"] == who) for who in TRUTH}
     sums = {who: sum(row[key] * row[weight] for row in rows if row["who"] == who) for who in TRUTH}
     return ", ".join(f"{who} {sums[who] / total:{form}}" for who, total in totals.items() if total)
-
-
-def _stacked(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
-    return alt.LayerChart(layer=list(layers)).properties(height=height)

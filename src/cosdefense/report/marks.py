@@ -9,12 +9,29 @@ from typing import Any
 import altair as alt
 
 from .figure import DATA, Entry
-from .rows import Group, Row
+from .groups import Group
+from .rows import Row
 from .theme import HEAT, TRUTH
 
 
 def chart() -> alt.Chart:
     return alt.Chart(alt.NamedData(DATA))
+
+
+def stacked(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
+    return alt.LayerChart(layer=list(layers)).properties(height=height)
+
+
+def named_colors(field: str, names: Sequence[Entry], legend: alt.Legend | None) -> alt.Color:
+    """Each name in its own color."""
+    domain, hues = [entry.label for entry in names], [entry.color for entry in names]
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=domain, range=hues), legend=legend)
+
+
+def named_dashes(field: str, names: Sequence[Entry], legend: alt.Legend | None) -> alt.StrokeDash:
+    """Each name in its own pattern."""
+    domain, patterns = [entry.label for entry in names], [list(entry.dash) for entry in names]
+    return alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=domain, range=patterns), legend=legend)
 
 
 def heat(x: alt.X, y: alt.Y, key: str, text: alt.Text, tooltip: list[alt.Tooltip]) -> alt.LayerChart:
@@ -41,9 +58,9 @@ def attack_start(groups: Sequence[Group], rows: Sequence[Row]) -> list[alt.Chart
     return [marks.mark_rule(style="guide-rule"), words.encode(y=alt.value(0))]
 
 
-def round_axis() -> alt.X:
+def round_axis(key: str = "round") -> alt.X:
     axis = alt.Axis(grid=False, tickCount=8, tickMinStep=1)
-    return alt.X("round:Q", title="round", axis=axis, scale=alt.Scale(nice=False, zero=False))
+    return alt.X(f"{key}:Q", title=key, axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
 def share_axis(key: str, title: str) -> alt.Y:
@@ -78,11 +95,11 @@ def truth_legend(rows: Iterable[Row]) -> tuple[Entry, ...]:
 
 def legend(entries: Sequence[Entry], **options: Any) -> alt.Legend:
     """Above the chart, in as many columns as fit beside each other on paper."""
-    widest = min(180, 45 + 7 * max(len(entry.label) for entry in entries))
+    widest = min(220, 45 + 7 * max(len(entry.label) for entry in entries))
     columns = max(1, 640 // widest)
     names = [entry.label for entry in entries]
     return alt.Legend(
-        orient="top", title=None, values=names, columns=columns, labelLimit=140, symbolOpacity=1, offset=24, **options
+        orient="top", title=None, values=names, columns=columns, labelLimit=180, symbolOpacity=1, offset=24, **options
     )
 
 

@@ -20,8 +20,10 @@ import vl_convert
 
 from ..records import RunRecord
 from .figure import Entry, Figure, Panel
-from .results import as_csv, as_json, experiments, flat, in_words, notes, table
-from .rows import Group, grouped
+from .groups import Group, grouped
+from .results import as_csv, as_json, in_words, notes, table
+from .settings import experiments, flat
+from .table import Table
 from .theme import PAGE, config
 
 HALF = 580  # pixels of the page's width that one of two columns has
@@ -31,16 +33,25 @@ MAX_ROWS = 24  # of an open table: beyond that the heat maps say more
 def page_of(runs: Sequence[RunRecord], figures: Sequence[Figure], title: str) -> str:
     """The whole page as text."""
     groups = grouped(runs)
+    headings, rows = table(groups)
+    folded = len(rows) > MAX_ROWS
+    words = sum(heading in ("Defense", "Setting", "Attack") for heading in headings)
+    shown = tuple(headings), tuple(map(tuple, rows))
+    results = Table("results", "Results", notes(groups), *shown, n_words=words, folded=folded)
+    body = [section_of(results, downloads_of(groups)), *map(figure_of, figures)]
+    return assembled(runs, title, in_words(groups), body, figures)
+
+
+def assembled(
+    runs: Sequence[RunRecord], title: str, summary: str, body: Sequence[str], figures: Sequence[Figure]
+) -> str:
+    """A page of the given sections, with settings and versions at its end and what its charts need within it."""
     return Template(_file("page.html")).substitute(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {_hash(_script())}",
         title=escape(title),
         style=_file("page.css"),
-        summary=escape(in_words(groups)),
-        results=_results(groups),
-        note=escape(notes(groups)),
-        csv=_link("text/csv", as_csv(groups)),
-        json=_link("application/json", as_json(groups)),
-        figures="\n".join(_figure(figure) for figure in figures),
+        summary=escape(summary),
+        body="\n".join(body),
         settings=_settings(runs),
         surroundings=_surroundings(runs),
         charts=_json({"config": config(PAGE), "specs": _specs(figures)}),
@@ -48,36 +59,62 @@ def page_of(runs: Sequence[RunRecord], figures: Sequence[Figure], title: str) ->
     )
 
 
-def _results(groups: Sequence[Group]) -> str:
-    headings, rows = table(groups)
-    head = "".join(f'<th scope="col"{_number(heading)}>{escape(heading)}</th>' for heading in headings)
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(
-            f"<td{_number(heading)}>{escape(cell)}</td>" for heading, cell in zip(headings[1:], row[1:], strict=True)
-        )
-        + "</tr>"
-        for row in rows
+def section_of(shown: Table, after: str = "") -> str:
+    """A table under its own heading."""
+    content = _table(shown)
+    if shown.folded:
+        content = f"<details><summary>All {len(shown.rows)} rows</summary>{content}</details>"
+    return (
+        f'<section aria-labelledby="{shown.name}"><h2 id="{shown.name}">{escape(shown.title)}</h2>\n'
+        f'{content}\n<p class="note">{escape(shown.note)}</p>{after}</section>'
     )
-    shown = (
-        '<div class="wide" role="region" aria-labelledby="results" tabindex="0"><table class="results">'
+
+
+def downloads_of(groups: Sequence[Group]) -> str:
+    """The data of every run, within the page."""
+    files = (("CSV", "text/csv", as_csv(groups)), ("JSON", "application/json", as_json(groups)))
+    links = [
+        f'<a download="results.{name.lower()}" href="{_link(kind, text)}">{name}</a>' for name, kind, text in files
+    ]
+    return f'<p class="downloads">Data of every run: {" ".join(links)}</p>'
+
+
+def _table(shown: Table) -> str:
+    """A table that scrolls where it is too wide; its first column stays in sight."""
+    names = shown.headings[shown.parts :]
+    marks = [' class="number"' if index >= shown.n_words - shown.parts else "" for index in range(len(names))]
+    head = "".join(f'<th scope="col"{mark}>{escape(name)}</th>' for name, mark in zip(names, marks, strict=True))
+    lines, part = [], None
+    for row in shown.rows:
+        if shown.parts and row[0] != part:
+            part = row[0]
+            lines.append(f'<tr class="part"><th scope="rowgroup" colspan="{len(names)}">{escape(part)}</th></tr>')
+        first, *rest = row[shown.parts :]
+        cells = "".join(f"<td{mark}>{escape(cell)}</td>" for cell, mark in zip(rest, marks[1:], strict=True))
+        lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    body = "\n".join(lines)
+    return (
+        f'<div class="wide" role="region" aria-label="{escape(shown.title)}" tabindex="0"><table class="results">'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
     )
-    return shown if len(rows) <= MAX_ROWS else f"<details><summary>All {len(rows)} rows</summary>{shown}</details>"
 
 
-def _number(heading: str) -> str:
-    return "" if heading in ("Defense", "Attack") else ' class="number"'
-
-
-def _figure(figure: Figure) -> str:
+def figure_of(figure: Figure, below: Table | None = None) -> str:
+    """A figure under its own heading; its numbers, if given, open below it."""
     several = len(figure.panels) > 1 and all(panel.least <= HALF for panel in figure.panels)
     panels = "\n".join(_panel(panel, _place(figure, index)) for index, panel in enumerate(figure.panels))
     return (
         f'<section aria-labelledby="{figure.name}"><h2 id="{figure.name}">{escape(figure.title)}</h2>\n'
         f"<figure><figcaption>{escape(figure.caption)}</figcaption>\n{_legend(figure)}"
-        f'<div class="panels{" several" if several else ""}">{panels}</div></figure></section>'
+        f'<div class="panels{" several" if several else ""}">{panels}</div></figure>{_numbers(below)}</section>'
     )
+
+
+def _numbers(below: Table | None) -> str:
+    if below is None:
+        return ""
+    note = f'<p class="note">{escape(below.note)}</p>'
+    return f"\n<details><summary>{escape(below.title)}</summary>{_table(below)}{note}</details>"
 
 
 def _panel(panel: Panel, place: str) -> str:
@@ -119,16 +156,19 @@ def _place(figure: Figure, index: int) -> str:
 
 
 def _settings(runs: Sequence[RunRecord]) -> str:
-    """Each experiment once."""
-    tables = [_pairs(experiment) for experiment in experiments(runs)]
+    """Each experiment once; folded where there are several."""
+    found = [(str(experiment.get("name", "unnamed")), _pairs(experiment)) for experiment in experiments(runs)]
+    tables = [shown for _, shown in found]
+    if len(found) > 1:
+        tables = [f"<details><summary>{escape(name)}</summary>{shown}</details>" for name, shown in found]
     return "\n".join(tables) or '<p class="note">The records say nothing about the experiment.</p>'
 
 
 def _surroundings(runs: Sequence[RunRecord]) -> str:
-    """Data, device and versions; where runs differ, all values that were found."""
+    """Data, device, command and versions; where runs differ, all values that were found."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        wanted = {key: run.header.get(key) for key in ("dataset", "device", "versions")}
+        wanted = {key: run.header.get(key) for key in ("dataset", "device", "commit", "command", "versions")}
         for key, value in flat(wanted):
             if value is not None:
                 found.setdefault(key.removeprefix("versions."), {})[str(value)] = None

@@ -4,79 +4,86 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from io import StringIO
 from statistics import fmean, stdev
 from typing import Any
 
 from ..records import RunRecord
-from .rows import Group, under
+from .groups import Group, under
+from .settings import flat, setting
+from .table import NOTHING
 
 Summary = Mapping[str, Any]
-NOTHING = "–"
 MAX_TOLD = 4  # attacks that are told one by one
 
 
 def table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the results; columns without any number are left out."""
     rows = [
-        [group.defense, group.attack or NOTHING, _seeds(group), *(cell(group) for _, cell in COLUMNS)]
+        [group.defense, group.setting or NOTHING, group.attack or NOTHING, seeds(group)]
+        + [cell(group) for _, cell in COLUMNS]
         for group in groups
     ]
-    headings = ["Defense", "Attack", "Seeds", *(heading for heading, _ in COLUMNS)]
+    headings = ["Defense", "Setting", "Attack", "Seeds", *(heading for heading, _ in COLUMNS)]
     kept = [index for index in range(len(headings)) if index == 0 or any(row[index] != NOTHING for row in rows)]
     return [headings[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
-def _seeds(group: Group) -> str:
+def seeds(group: Group) -> str:
     found = [run.header["seed"] for run in group.runs if "seed" in run.header]
     if len(found) > 2 and found == list(range(len(found))):
         return f"0–{len(found) - 1}"
     return ", ".join(map(str, found)) or NOTHING
 
 
+def spread(values: Iterable[float | None], form: str = ".1%") -> str:
+    """The mean of what was measured, with the standard deviation where there are several."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return NOTHING
+    mean = f"{fmean(found):{form}}"
+    return mean if len(found) == 1 else f"{mean.rstrip('%')} ± {stdev(found):{form}}"
+
+
 def _spread(read: Callable[[Summary], float | None], form: str) -> Callable[[Group], str]:
-    """A cell that shows the mean over seeds, with the standard deviation where there are several."""
-
-    def cell(group: Group) -> str:
-        found = [value for value in map(read, group.summaries) if value is not None]
-        if not found:
-            return NOTHING
-        mean = f"{fmean(found):{form}}"
-        return mean if len(found) == 1 else f"{mean.rstrip('%')} ± {stdev(found):{form}}"
-
-    return cell
+    """A cell that shows a number of the summaries over the seeds."""
+    return lambda group: spread(map(read, group.summaries), form)
 
 
-def _area(group: Group) -> str:
+def _number(key: str, form: str = ".1%") -> Callable[[Group], str]:
+    return _spread(lambda summary: summary.get(key), form)
+
+
+def area(group: Group) -> str:
     """The area under the ROC curve; of each filter by name where there are several."""
-    cells = {name: _spread(partial(_area_of, name), ".3f")(group) for name in group.filters}
-    known = {name: text for name, text in cells.items() if text != NOTHING}
+    known = {name: _spread(partial(_area_of, name), ".3f")(group) for name in group.judges}
     if len(known) < 2:
         return next(iter(known.values()), NOTHING)
     return ", ".join(f"{name} {text}" for name, text in known.items())
 
 
 def _area_of(filter_name: str, summary: Summary) -> float | None:
-    found: float | None = summary["area_under_roc"].get(filter_name)
-    return found
+    areas: Mapping[str, float | None] = summary.get("area_under_roc") or {}
+    return areas.get(filter_name)
 
 
 COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
-    ("Final accuracy", _spread(lambda summary: summary["final_accuracy"], ".1%")),
-    ("Last tenth", _spread(lambda summary: summary["tail_accuracy"], ".1%")),
-    ("Attack success", _spread(lambda summary: summary["attack_success"], ".1%")),
-    ("Source recall", _spread(lambda summary: summary["source_recall"], ".1%")),
-    ("Adversarial accuracy", _spread(lambda summary: summary["adversarial_accuracy"], ".1%")),
-    ("Malicious rejected", _spread(lambda summary: summary["malicious_rejected"], ".1%")),
-    ("Honest rejected", _spread(lambda summary: summary["honest_rejected"], ".1%")),
-    ("Precision", _spread(lambda summary: summary["precision"], ".1%")),
-    ("Clean-round false positives", _spread(lambda summary: summary["clean_honest_rejected"], ".1%")),
-    ("AUC", _area),
-    ("Rounds skipped", _spread(lambda summary: summary["skipped_rounds"], ".3g")),
-    ("Seconds", _spread(lambda summary: sum(summary["seconds"].values()) or None, ",.1f")),
-)  # fmt: skip
+    ("Final accuracy", _number("final_accuracy")),
+    ("Last tenth", _number("tail_accuracy")),
+    ("Attack success", _number("attack_success")),
+    ("Source recall", _number("source_recall")),
+    ("Adversarial accuracy", _number("adversarial_accuracy")),
+    ("Accuracy with batch statistics", _number("batch_statistics_accuracy")),
+    ("Malicious rejected", _number("malicious_rejected")),
+    ("Honest rejected", _number("honest_rejected")),
+    ("Precision", _number("precision")),
+    ("Clean-round false positives", _number("clean_honest_rejected")),
+    ("AUC", area),
+    ("Rounds skipped", _number("skipped_rounds", ".3g")),
+    ("Seconds", _spread(lambda summary: sum((summary.get("seconds") or {}).values()) or None, ",.1f")),
+)
 
 
 NOTES = {
@@ -85,6 +92,7 @@ NOTES = {
     "Attack success": "Attack success: the share of the images aimed at that got the label the attackers wanted.",
     "Source recall": "Source recall: the share of those images, unchanged, that still got their true label.",
     "Adversarial accuracy": "Adversarial accuracy: on test images that PGD has moved to where the model errs.",
+    "Accuracy with batch statistics": "Accuracy with batch statistics: BatchNorm uses those of each test batch.",
     "Precision": "Precision: the share of rejected updates that were malicious.",
     "Clean-round false positives": "Clean-round false positives: the share of honest updates rejected in rounds "
     "without any attacker.",
@@ -102,10 +110,10 @@ def notes(groups: Sequence[Group]) -> str:
 
 def in_words(groups: Sequence[Group]) -> str:
     """A paragraph for somebody who reads nothing else."""
-    attacks = list(dict.fromkeys(group.attack for group in groups))
-    if len(attacks) > MAX_TOLD:
-        return f"{_scope(groups)} {_worst_cases(groups)}"
-    return " ".join([_scope(groups), *(_outcome([g for g in groups if g.attack == attack]) for attack in attacks)])
+    worlds = list(dict.fromkeys(group.circumstances for group in groups))
+    if len(worlds) > MAX_TOLD:
+        return f"{scope(groups)} {_worst_cases(groups)}"
+    return " ".join([scope(groups), *(_outcome([g for g in groups if g.circumstances == world]) for world in worlds)])
 
 
 def _worst_cases(groups: Sequence[Group]) -> str:
@@ -114,7 +122,7 @@ def _worst_cases(groups: Sequence[Group]) -> str:
     for group in groups:
         end = _mean(group, "final_accuracy")
         if end is not None and (group.defense not in worst or end < worst[group.defense][0]):
-            worst[group.defense] = end, under(group.attack)
+            worst[group.defense] = end, group.circumstances
     if not worst:
         return "No round was evaluated."
     (best, (high, where)), (last, (low, there)) = max(worst.items(), key=_second), min(worst.items(), key=_second)
@@ -126,19 +134,21 @@ def _second(item: tuple[str, tuple[float, str]]) -> tuple[float, str]:
     return item[1]
 
 
-def _scope(groups: Sequence[Group]) -> str:
+def scope(groups: Sequence[Group]) -> str:
+    """How much was run, and whether all of it is there."""
     n_runs = sum(len(group.runs) for group in groups)
-    n_rounds = max(len(run.rounds) for group in groups for run in group.runs)
+    n_rounds = max(run.n_rounds for group in groups for run in group.runs)
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     defenses = len({group.defense for group in groups})
-    text = f"{_count(n_runs, 'run')} of {_count(defenses, 'defense')}, up to {_count(n_rounds, 'round')} each."
-    return text + (f" {_count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
+    text = f"{count(n_runs, 'run')} of {count(defenses, 'defense')}, up to {count(n_rounds, 'round')} each."
+    return text + (f" {count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
 
 
 def _outcome(groups: Sequence[Group]) -> str:
     """How it ended under one attack: who did best, whom that one rejected, who did worst."""
     starts = sorted({start for group in groups for start in group.attack_starts})
-    where = under(groups[0].attack) + (f" (from round {starts[0]} on)" if starts else "")
+    told = [f"in {groups[0].setting}" if groups[0].setting else "", under(groups[0].attack)]
+    where = ", ".join(filter(None, told)) + (f" (from round {starts[0]} on)" if starts else "")
     lead = f"{where[0].upper()}{where[1:]}, " if where else ""
     ends = [(end, group) for group in groups if (end := _mean(group, "final_accuracy")) is not None]
     if not ends:
@@ -162,7 +172,7 @@ def _rejected(group: Group) -> str:
 
 
 def _mean(group: Group, key: str) -> float | None:
-    found = [summary[key] for summary in group.summaries if summary[key] is not None]
+    found = [value for summary in group.summaries if (value := summary.get(key)) is not None]
     return fmean(found) if found else None
 
 
@@ -170,19 +180,24 @@ def _first(pair: tuple[float, Group]) -> float:
     return pair[0]
 
 
-def _count(n: int, thing: str) -> str:
+def count(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
 def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """One flat record per run, for the downloads."""
     return [
-        {"defense": group.defense, "attack": group.attack, "seed": run.header.get("seed"), "rounds": len(run.rounds)}
+        {"experiment": run.experiment, "setting": group.setting, "dataset": _dataset(run)}
+        | {"defense": group.defense, "attack": group.attack, "seed": run.header.get("seed"), "rounds": run.n_rounds}
         | {"finished": run.summary is not None}
         | dict(flat(summary))
         for group in groups
         for run, summary in zip(group.runs, group.summaries, strict=True)
     ]
+
+
+def _dataset(run: RunRecord) -> Any:
+    return setting(run.header, "experiment", "data", "dataset") or run.header.get("dataset")
 
 
 def as_json(groups: Sequence[Group]) -> str:
@@ -201,34 +216,3 @@ def as_csv(groups: Sequence[Group]) -> str:
 def _inert(value: Any) -> Any:
     """Text that a spreadsheet would take for a formula, with an apostrophe in front."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def experiments(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """The settings of the runs; those that differ only in attack, defense and seed are told together."""
-    told: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        experiment = run.header.get("experiment")
-        if not isinstance(experiment, Mapping) or not experiment:
-            continue
-        common = {key: value for key, value in experiment.items() if key not in VARIED}
-        merged = told.setdefault(json.dumps(common, default=str, sort_keys=True), common)
-        for key in VARIED:
-            if key in experiment:
-                known = merged.setdefault(key, [])
-                known += [value for value in experiment[key] if value not in known]
-    return list(told.values())
-
-
-VARIED = ("seeds", "attacks", "defenses")  # a run's own experiment holds one of each
-
-
-def flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Nested tables as pairs of a dotted path and a plain value; an item of a list is told in one line."""
-    if isinstance(value, Mapping):
-        return [pair for key, item in value.items() for pair in flat(item, f"{path}.{key}" if path else str(key))]
-    if not isinstance(value, list | tuple):
-        return [(path, value)]
-    if not any(isinstance(item, Mapping | list | tuple) for item in value):
-        return [(path, ", ".join(map(str, value)) or "none")]
-    lines = [", ".join(f"{key} = {inner}" if key else f"{inner}" for key, inner in flat(item)) for item in value]
-    return [(f"{path}.{number}".lstrip("."), line) for number, line in enumerate(lines, 1)]

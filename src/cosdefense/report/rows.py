@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from ..metrics import Detection, summarize
-from ..records import RoundRecord, RunRecord
+from ..records import RoundRecord
+from .groups import Group, any_number
 
 Row = dict[str, Any]
 
@@ -24,80 +21,13 @@ MAX_DOTS = 400  # of a picture in two dimensions
 MAX_CLIENTS = 200  # per chart: more bars than that are thinner than a pixel on a phone
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ only in their seed."""
-
-    attack: str  # "none": there was none; empty: the records do not say
-    defense: str
-    runs: tuple[RunRecord, ...]
-
-    @cached_property
-    def rounds(self) -> list[RoundRecord]:
-        return list(chain.from_iterable(run.rounds for run in self.runs))
-
-    @cached_property
-    def summaries(self) -> list[dict[str, Any]]:
-        return [summarize(run.rounds) for run in self.runs]
-
-    @cached_property
-    def filters(self) -> list[str]:
-        """Filters that gave a score to anybody while the defense was on."""
-        defended = [record.scores for record in self.rounds if record.defended]
-        return sorted({name for scores in defended for name, found in scores.items() if any_number(found)})
-
-    @cached_property
-    def pictures(self) -> list[str]:
-        """Filters that drew one."""
-        return sorted({name for record in self.rounds if record.defended for name in record.points})
-
-    @cached_property
-    def attack_starts(self) -> list[int]:
-        """The rounds in which an attack began after a while of peace."""
-        known = [record.malicious for record in self.rounds if record.malicious is not None]
-        if not self.rounds or (known and not any(map(any, known))):
-            return []
-        numbers = [record.round for record in self.rounds]
-        found = {setting(run.header, "experiment", "schedule", "attack_start") for run in self.runs}
-        return sorted(start for start in found if isinstance(start, int) and min(numbers) < start <= max(numbers))
-
-
-def grouped(runs: Sequence[RunRecord]) -> list[Group]:
-    """Runs by attack and defense, both in the order in which they first appear."""
-    table: dict[str, dict[str, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        table[str(run.header.get("attack") or "")][run.label].append(run)
-    order = list(dict.fromkeys(run.label for run in runs))
-    return [
-        Group(attack, defense, tuple(defenses[defense]))
-        for attack, defenses in table.items()
-        for defense in sorted(defenses, key=order.index)
-    ]
-
-
-def under(attack: str) -> str:
-    """The circumstances in words; none where nobody knows of an attack."""
-    return {"": "", "none": "without an attack"}.get(attack, f"under {attack}")
-
-
-def setting(header: Mapping[str, Any], *path: str) -> Any:
-    """The value at a path of nested keys; None where a key is missing."""
-    value: Any = header
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def any_number(values: Sequence[float | None]) -> bool:
-    return any(value is not None and math.isfinite(value) for value in values)
-
-
-def accuracy_rows(group: Group) -> list[Row]:
+def accuracy_rows(group: Group, key: str = "accuracy") -> list[Row]:
     """Mean, lowest and highest accuracy over the seeds, per evaluated round."""
     by_round: dict[int, list[float]] = defaultdict(list)
     for record in group.rounds:
-        if record.accuracy is not None and math.isfinite(record.accuracy):
-            by_round[record.round].append(record.accuracy)
+        accuracy: float | None = getattr(record, key)
+        if accuracy is not None and math.isfinite(accuracy):
+            by_round[record.round].append(accuracy)
     rounds = sorted(by_round)
     step = math.ceil(len(rounds) / MAX_POINTS) or 1
     return [
@@ -184,19 +114,18 @@ def _worlds(group: Group) -> list[str]:
 
 def confusion_rows(group: Group) -> list[Row]:
     """Who was what and what became of them; nothing where nobody knows, or where nobody was judged."""
-    detection = Detection.of(group.rounds)
     rows = []
     for truth in ("malicious", "honest"):
-        counts = {fate: getattr(detection, f"{truth}_{fate}") for fate in ("rejected", "accepted")}
+        counts = {fate: getattr(group.detection, f"{truth}_{fate}") for fate in ("rejected", "accepted")}
         total = sum(counts.values())
         shares = {fate: round(count / total, 5) for fate, count in counts.items() if total}
         rows += [{"truth": truth, "fate": fate, "count": counts[fate], "share": shares[fate]} for fate in shares]
     return rows
 
 
-def split_rows(runs: Sequence[RunRecord]) -> tuple[list[Row], str]:
+def split_rows(groups: Sequence[Group]) -> tuple[list[Row], str]:
     """Samples per client and class of the first run that knows them, and which run that was."""
-    for run in runs:
+    for place, run in ((group.setting, run) for group in groups for run in group.runs):
         split = run.header.get("split")
         if split:
             names = run.header.get("classes") or ()
@@ -207,7 +136,8 @@ def split_rows(runs: Sequence[RunRecord]) -> tuple[list[Row], str]:
                 for name, samples in zip(names, counts, strict=True)
             ]
             shown = f"{len(split)}" if len(split) <= MAX_CLIENTS else f"{MAX_CLIENTS} of {len(split)}"
-            return rows, f"{shown} clients, seed {run.header.get('seed', 'unknown')}"
+            where = f"{place}, " if place else ""
+            return rows, f"{where}{shown} clients, seed {run.header.get('seed', 'unknown')}"
     return [], ""
 
 
@@ -217,7 +147,7 @@ def grid_rows(groups: Sequence[Group], key: str) -> list[Row]:
         return []
     rows = []
     for group in groups:
-        found = [summary[key] for summary in group.summaries if summary[key] is not None]
+        found = [value for summary in group.summaries if (value := summary.get(key)) is not None]
         if found:
             rows.append({"attack": group.attack, "defense": group.defense, "share": round(fmean(found), 5)})
     return rows

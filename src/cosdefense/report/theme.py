@@ -45,6 +45,8 @@ def config(look: Mapping[str, str]) -> dict[str, Any]:
         "style": {
             "guide-rule": {"color": look["muted"], "strokeWidth": 1.25, "strokeDash": [4, 3]},
             "guide-text": {"color": look["muted"], "fontSize": 12},
+            "ink-rule": {"color": look["ink"], "strokeWidth": 1.5},
+            "ink-dot": {"color": look["ink"], "opacity": 0.6},
             "on-pale": {"color": look["ink"], "fontSize": 13},
             "on-deep": {"color": "#ffffff", "fontSize": 13},
         },

@@ -1,0 +1,46 @@
+"""Lines with bands around them: accuracy over the rounds, and whatever else goes on over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import altair as alt
+
+from . import rows as numbers
+from .figure import Entry, Panel
+from .groups import Group
+from .marks import attack_start, chart, legend, named_colors, named_dashes, round_axis, share_axis, stacked, tip
+from .rows import Row
+
+
+def curves(groups: Sequence[Group], names: Sequence[Entry], title: str, key: str = "accuracy") -> Panel:
+    """Accuracy of each defense, the mean over seeds; the band reaches from the lowest to the highest seed."""
+    rows = [row for group in groups for row in numbers.accuracy_rows(group, key)]
+    tips = [tip("defense:N"), tip("round:Q"), tip("mean:Q", ".1%", "accuracy"), tip("seeds:Q")]
+    layers = lines(rows, "defense", names, round_axis(), lambda key: share_axis(key, "test accuracy"), tips)
+    ends = ", ".join(f"{row['defense']} {row['mean']:.1%}" for row in {row["defense"]: row for row in rows}.values())
+    said = f"Accuracy over the rounds, {title or 'all runs'}; at the end: {ends}."
+    return Panel(title, said, rows, pickable([*layers, *attack_start(groups, rows)], 320))
+
+
+def lines(
+    rows: Sequence[Row],
+    field: str,
+    names: Sequence[Entry],
+    x: alt.X,
+    y: Callable[[str], alt.Y],
+    tips: list[alt.Tooltip],
+) -> list[alt.Chart]:
+    """One line per name from the rows' means, with a band where lowest and highest differ; the others fade when one
+    is picked."""
+    entries = legend(names, symbolType="stroke", symbolStrokeWidth=3, symbolSize=200)
+    faded = alt.when(f"!picked || datum.{field} === picked").then(alt.value(1)).otherwise(alt.value(0.12))
+    marks = chart().encode(x=x, y=y("mean"), color=named_colors(field, names, entries), opacity=faded)
+    line = marks.mark_line(strokeWidth=2.25, strokeJoin="round").encode(strokeDash=named_dashes(field, names, entries))
+    touch = marks.mark_point(size=80, filled=True).encode(opacity=alt.value(0), tooltip=tips)
+    band = marks.mark_area(fillOpacity=0.18).encode(y=y("low"), y2="high:Q")
+    return [band, line, touch] if any(row["low"] < row["high"] for row in rows) else [line, touch]
+
+
+def pickable(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
+    return stacked(layers, height).add_params(alt.param("picked", value=None))

@@ -1,0 +1,109 @@
+"""Runs are samples of the same thing only if nothing but their seed differs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("altair", reason="needs cosdefense[report]")
+pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
+
+from paper_runs import make
+from synthetic_runs import make_run, make_runs
+
+from cosdefense.metrics import Detection, summarize
+from cosdefense.records import RunRecord, read_run, thin
+from cosdefense.report.figures import figures_of
+from cosdefense.report.groups import grouped
+from cosdefense.report.page import page_of
+from cosdefense.report.results import as_json, in_words, table
+
+
+def changed(run: RunRecord, **settings: Any) -> RunRecord:
+    return replace(run, header={**run.header, "experiment": {**run.header["experiment"], **settings}})
+
+
+def settings(runs: list[RunRecord]) -> list[tuple[str, int]]:
+    return [(group.setting, len(group.runs)) for group in grouped(runs)]
+
+
+def test_seeds_of_one_experiment_are_one_group() -> None:
+    assert settings([make_run(seed=seed, rounds=4) for seed in range(3)]) == [("", 3)]
+
+
+def test_experiments_are_told_apart_by_name_and_by_what_differs() -> None:
+    runs = [make_run(seed=seed, rounds=4) for seed in range(2)]
+    assert settings([*runs, changed(runs[0], name="other")]) == [("synthetic", 2), ("other", 1)]
+    longer = make_run(rounds=5)
+    assert settings([*runs, longer]) == [("schedule.rounds = 4", 2), ("schedule.rounds = 5", 1)]
+    both = [*runs, longer, changed(runs[0], name="other")]
+    assert settings(both) == [
+        ("synthetic, schedule.rounds = 4", 2),
+        ("synthetic, schedule.rounds = 5", 1),
+        ("other", 1),
+    ]
+    bare = changed(runs[0], extra=1)
+    assert settings([runs[0], bare]) == [("", 1), ("extra = 1", 1)]
+
+
+def test_a_label_that_means_two_things_is_two_groups() -> None:
+    run = make_run(rounds=4)
+    other = changed(run, defenses=[{"label": "cosdefense", "name": "cosdefense", "layer": "head"}])
+    assert settings([run, other]) == [("", 1), ("defense.layer = head", 1)]
+
+
+def test_tables_figures_and_words_name_the_setting() -> None:
+    runs = [
+        make(name, attack, "CosDefense", 0) for name in ("paper-mnist", "paper-skew-0.1") for attack in ("none", "x")
+    ]
+    headings, rows = table(grouped(runs))
+    assert headings[:4] == ["Defense", "Setting", "Attack", "Seeds"]
+    assert [row[1:3] for row in rows] == [
+        [name, a] for name in ("paper-mnist", "paper-skew-0.1") for a in ("none", "x")
+    ]
+    figures = {figure.name: figure for figure in figures_of(runs)}
+    assert [panel.title for panel in figures["accuracy"].panels] == [
+        "paper-mnist, without an attack", "paper-mnist, under x",
+        "paper-skew-0.1, without an attack", "paper-skew-0.1, under x",
+    ]  # fmt: skip
+    assert figures["scores"].panels[1].title == "paper-mnist, CosDefense under x"
+    assert "In paper-skew-0.1, under x (from round 20 on), CosDefense ended at" in in_words(grouped(runs))
+    lines = json.loads(as_json(grouped(runs)))
+    assert [line["experiment"] for line in lines] == [line["setting"] for line in lines]
+    assert {line["dataset"] for line in lines} == {"mnist"}
+    titles = [panel.title for panel in figures["grid"].panels]
+    assert "Honest updates rejected, paper-skew-0.1" in titles
+    assert "paper-skew-0.1" in page_of(runs, list(figures.values()), "t")
+
+
+def thinned(runs: list[RunRecord], tmp_path: Path) -> list[RunRecord]:
+    found = []
+    for index, run in enumerate(runs):
+        path = tmp_path / f"{index}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in thin(run)))
+        found.append(read_run(path))
+    return found
+
+
+def test_thinned_runs_have_the_same_tables_and_no_pictures_of_what_they_lack(tmp_path: Path) -> None:
+    runs = [
+        replace(run, summary=summarize(run.rounds)) for run in make_runs(seeds=2, attacks=("ipm", "none"), rounds=90)
+    ]
+    small = thinned(runs, tmp_path)
+    whole, less = grouped(runs), grouped(small)
+    assert table(whole) == table(less)
+    assert in_words(whole) == in_words(less)
+    assert [group.detection for group in whole] == [group.detection for group in less]
+    assert whole[2].detection == Detection.of(record for run in whole[2].runs for record in run.rounds)
+    assert json.loads(as_json(whole)) == json.loads(as_json(less))
+    drawn, kept = ({figure.name: figure for figure in figures_of(some)} for some in (runs, small))
+    assert set(drawn) - set(kept) == {"scores", "rejections"}
+    for name in ("grid", "confusion"):
+        assert [panel.rows for panel in drawn[name].panels] == [panel.rows for panel in kept[name].panels]
+    curves = [[[row["round"] for row in panel.rows] for panel in some["accuracy"].panels] for some in (drawn, kept)]
+    assert curves[0] == curves[1]  # their heights differ by the rounding of the file
+    assert whole[0].attack_starts == less[0].attack_starts == [60]
