@@ -31,6 +31,7 @@ from .reproduction import ALL, Cell, plan, publish_records
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
 )
+PAPER = "The CosDefense paper, reproduced"
 
 app = typer.Typer(
     help="Keeps poisoned model updates out of federated learning.",
@@ -116,8 +117,14 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Where runs and report go; default: runs/paper or runs/paper-quick.")
     ] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Run nothing: report on what is there, finished or not.")
+    ] = False,
     publish: Annotated[
-        Path | None, typer.Option(help="Also write the report, and records small enough to be shared, to this folder.")
+        Path | None,
+        typer.Option(
+            help="Write the report of the finished runs, and their records made small, to this folder instead."
+        ),
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -134,19 +141,25 @@ def reproduce(
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
     todo = [Job(cell.experiment, cell.experiment.folder(folder), _paper_label(cell), cell.play) for cell in cells]
-    _finish(todo, Workplace(device, data_dir, jobs, worker), folder)
+    if draw:
+        todo = [job for job in todo if (job.folder / "records.jsonl").exists()]
+        if not todo:
+            raise ConfigError(f"{folder} holds no run that belongs to {', '.join(what or [ALL])}")
+    else:
+        _finish(todo, Workplace(device, data_dir, jobs, worker), folder)
     if worker:
         return
-    runs = [read_run(job.folder) for job in todo]
+    runs = {job.folder: read_run(job.folder) for job in todo}
+    if publish:
+        runs = {path: run for path, run in runs.items() if run.summary}
+        publish_records(runs, publish / "records")
     try:
-        written = write_paper_report(runs, folder, "The CosDefense paper, reproduced")
-        if publish:
-            publish_records([job.folder for job in todo], publish / "records")
-            written = write_paper_report(runs, publish, "The CosDefense paper, reproduced")
-    except MissingReportExtra as missing:
-        console.err.print(f"note: all runs are finished, but {missing}", style="yellow", soft_wrap=True)
+        written = write_paper_report(list(runs.values()), publish or folder, PAPER)
+    except MissingReportExtra as missing:  # the tables need no library
+        console.show_paper(publish or folder, None, as_json)
+        console.err.print(f"note: nothing was drawn, because {missing}", style="yellow", soft_wrap=True)
         return
-    console.show_paper(written, as_json)
+    console.show_paper(publish or folder, written, as_json)
 
 
 @app.command(epilog="Example: cosdefense report runs/demo")

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -121,11 +122,15 @@ def show_report(written: Report, as_json: bool) -> None:
         out.print(f"wrote {path}", soft_wrap=True)
 
 
-def show_paper(written: Report, as_json: bool) -> None:
-    """The paper's tables with ours beside them, and where the report lies."""
-    if not as_json and written.tables:
-        print_text(written.tables.read_text(encoding="utf-8"))
-    show_report(written, as_json)
+def show_paper(folder: Path, written: Report | None, as_json: bool) -> None:
+    """The paper's tables with ours beside them, and where the report lies, if it could be drawn."""
+    tables = folder / "tables.md"
+    if as_json:
+        print_json({"tables": str(tables)} | (_paths(written) if written else {}))
+        return
+    print_text(tables.read_text(encoding="utf-8"))
+    if written:
+        show_report(written, as_json)
 
 
 def _paths(written: Report) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def thin(run: RunRecord, scores: bool = False) -> list[dict[str, Any]]:
     kept = [record for record in run.rounds if scores or record.accuracy is not None or record is run.rounds[-1]]
     dropped = {"seconds", "peak_memory"} | (set() if scores else {"scores", "points"})
     rounds = [{key: value for key, value in record.to_json().items() if key not in dropped} for record in kept]
-    return [{**run.header, "thinned": True}, *rounds, {"summary": dict(run.summary)}]
+    header = {key: value for key, value in run.header.items() if key != "split"}  # thousands of counts, from the seed
+    return [{**header, "thinned": True}, *rounds, {"summary": dict(run.summary)}]
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:

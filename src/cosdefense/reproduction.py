@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from .alone import alone
 from .experiment import Experiment, load
 from .options import ConfigError, unknown
-from .records import read_run, thin
+from .records import RunRecord, thin
 from .running import Play, federated
 
 PAPERS_DEFENSES = ("Krum", "Clipping-Median", "CosDefense")  # that its figures 4 and 6 show
@@ -120,10 +120,9 @@ def plan(
     return list(cells.values())
 
 
-def publish_records(folders: Sequence[Path], out: Path) -> None:
+def publish_records(runs: Mapping[Path, RunRecord], out: Path) -> None:
     """The runs' records without what a repository need not keep: `out/<experiment>/<run>/records.jsonl`."""
-    for folder in folders:
-        run = read_run(folder)
+    for folder, run in runs.items():
         lines = thin(run, scores=run.experiment in WHOLE)
         place = out / folder.parent.name / folder.name
         place.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ def test_thinned_runs_have_the_same_tables_and_no_pictures_of_what_they_lack(tmp
     assert whole[2].detection == Detection.of(record for run in whole[2].runs for record in run.rounds)
     assert json.loads(as_json(whole)) == json.loads(as_json(less))
     drawn, kept = ({figure.name: figure for figure in figures_of(some)} for some in (runs, small))
-    assert set(drawn) - set(kept) == {"scores", "rejections"}
+    assert set(drawn) - set(kept) == {"scores", "rejections", "split"}
     for name in ("grid", "confusion"):
         assert [panel.rows for panel in drawn[name].panels] == [panel.rows for panel in kept[name].panels]
     curves = [[[row["round"] for row in panel.rows] for panel in some["accuracy"].panels] for some in (drawn, kept)]

@@ -25,8 +25,8 @@ from cosdefense.report import Report, write_paper_report
 from cosdefense.report.figure import Figure
 from cosdefense.report.paper import COUNTED, paper_of
 from cosdefense.report.paper_figures import paper_figures
-from cosdefense.report.paper_page import markdown_of, paper_page_of
-from cosdefense.report.paper_tables import in_words, paper_tables
+from cosdefense.report.paper_page import paper_page_of
+from cosdefense.report.paper_tables import in_words, markdown_of, paper_tables
 
 Tables = dict[str, list[dict[str, str]]]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..records import RunRecord
+from .paper import paper_of
+from .paper_tables import markdown_of, paper_tables
 
 if TYPE_CHECKING:
     from .figure import Figure
@@ -41,16 +43,21 @@ def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
 
 
 def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
-    """The same for runs that repeat the paper's experiments, with `tables.md`; what was not run is left out."""
-    with _drawing_libraries():
-        from .paper import paper_of
-        from .paper_figures import paper_figures
-        from .paper_page import markdown_of, paper_page_of
-        from .paper_tables import paper_tables
+    """The same for runs that repeat the paper's experiments, after `tables.md`; what was not run is left out.
+
+    Only the paper's own figures and the heat maps become PNG; the page has more.
+    """
     paper = paper_of(runs)
-    tables, figures = paper_tables(paper), paper_figures(paper)
+    tables = paper_tables(paper)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "tables.md").write_text(markdown_of(tables, title), encoding="utf-8")
+    with _drawing_libraries():
+        from .paper_figures import paper_figures
+        from .paper_page import paper_page_of
+    figures = paper_figures(paper)
     page = paper_page_of(runs, paper, tables, figures, title)
-    return _written(out, list(figures.values()), page, markdown_of(tables, title))
+    shown = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
+    return replace(_written(out, shown, page), tables=out / "tables.md")
 
 
 @contextmanager
@@ -66,12 +73,10 @@ def _drawing_libraries() -> Iterator[None]:
         ) from error
 
 
-def _written(out: Path, figures: Sequence[Figure], page: str, tables: str | None = None) -> Report:
+def _written(out: Path, figures: Sequence[Figure], page: str) -> Report:
     out.mkdir(parents=True, exist_ok=True)
     pictures = tuple(out / f"{figure.name}.png" for figure in figures)
     for figure, picture in zip(figures, pictures, strict=True):
         picture.write_bytes(figure.png())
     (out / "report.html").write_text(page, encoding="utf-8")
-    if tables is not None:
-        (out / "tables.md").write_text(tables, encoding="utf-8")
-    return Report(out / "report.html", pictures, None if tables is None else out / "tables.md")
+    return Report(out / "report.html", pictures)

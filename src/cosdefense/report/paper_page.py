@@ -1,4 +1,4 @@
-"""The page and the tables of the reproduced paper."""
+"""The page of the reproduced paper."""
 
 from __future__ import annotations
 
@@ -26,8 +26,3 @@ def paper_page_of(
     body += [figure_of(figure, below.get(name)) for name, figure in figures.items()]
     body += [f'<section aria-labelledby="data"><h2 id="data">Downloads</h2>{downloads_of(grouped(runs))}</section>']
     return assembled(runs, title, in_words(paper), body, list(figures.values()))
-
-
-def markdown_of(tables: dict[str, Table], title: str) -> str:
-    """All tables, for documents."""
-    return "\n".join([f"# {title}", "", *(table.markdown() for table in tables.values())])
