@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -77,3 +78,10 @@ def test_chunks_add_up() -> None:
     assert found.accuracy == pytest.approx(float((answers == truth).float().mean()), abs=1e-7)
     assert found.attack_success == pytest.approx(float((answers[zero] == 2).float().mean()), abs=1e-7)
     assert found.source_recall == pytest.approx(float((answers[zero] == 0).float().mean()), abs=1e-7)
+
+
+def test_recall_of_every_class() -> None:
+    images, truth = shown([0, 1, 1, 2, 2], 4), torch.tensor([0, 1, 2, 2, 2])
+    found = evaluate(brightest(4), brightest(4).initial(), images, truth, Attack(), 4)
+    assert found.class_recalls[:3] == pytest.approx((1, 1, 2 / 3))
+    assert math.isnan(found.class_recalls[3])  # no image has the fourth

@@ -115,3 +115,10 @@ def test_summary() -> None:
     assert found["skipped_rounds"] == 1
     assert found["seconds"] == {"train": 3.5}
     assert found["peak_memory"] == {"train": 9}
+
+
+def test_the_worst_class_is_that_of_the_last_evaluation() -> None:
+    recalls = [(0.1, 0.9), (0.8, None, 0.7), ()]
+    rounds = [record(number, [1.0], [0], class_recalls=found) for number, found in enumerate(recalls)]
+    assert summarize(rounds)["worst_class"] == 0.7
+    assert summarize(rounds[2:])["worst_class"] is None

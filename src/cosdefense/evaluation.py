@@ -28,6 +28,7 @@ class Evaluation:
     source_recall: float | None  # the share of those images, as they really are, that got their true label
     adversarial_accuracy: float | None  # on images moved by the adversary, if there is one
     batch_statistics_accuracy: float | None  # with BatchNorm's statistics from the test images, if asked for
+    class_recalls: tuple[float, ...]  # the share of each class that got its label; NaN for one without images
 
 
 @torch.no_grad()
@@ -43,12 +44,14 @@ def evaluate(
 ) -> Evaluation:
     """Measured on test data, in evaluation mode. The adversary moves the images as it would those of a client."""
     totals: Counter[str] = Counter()  # counted on the CPU: one wait per chunk is nothing beside the forward pass
+    found = torch.zeros(n_classes, dtype=torch.long, device=labels.device)
     size = CHUNK if labels.device.type == "cpu" else GPU_CHUNK
     for start in range(0, len(labels), size):
         batch, truth = pixels(images[start : start + size]), labels[start : start + size]
         logits = _logits(task, params, batch)
         right = logits.argmax(dim=1) == truth
         totals["right"] += int(right.sum())
+        found += torch.bincount(truth[right], minlength=n_classes)
         totals["loss"] += float(cross_entropy(logits, truth, reduction="sum"))  # type: ignore[assignment]
         aim = attack.aim(batch, truth, n_classes)
         if aim is not None:
@@ -68,6 +71,7 @@ def evaluate(
         source_recall=totals["kept"] / aimed if aimed else None,
         adversarial_accuracy=None if adversary is None else totals["withstood"] / len(labels),
         batch_statistics_accuracy=_by_batch(task, params, images, labels) if batch_statistics else None,
+        class_recalls=tuple((found / torch.bincount(labels, minlength=n_classes)).tolist()),
     )
 
 

@@ -113,6 +113,7 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "adversarial_accuracy": _last(record.adversarial_accuracy for record in rounds),
         "batch_statistics_accuracy": _last(record.batch_statistics_accuracy for record in rounds),
         "batch_statistics_tail": tail_mean(rounds, key="batch_statistics_accuracy"),
+        "worst_class": _last(min(known) for record in rounds if (known := _known(record.class_recalls))),
         "malicious_rejected": detection.recall,
         "honest_rejected": detection.false_positive_rate,
         "precision": detection.precision,
@@ -125,8 +126,12 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     }
 
 
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _last(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = _known(values)
     return known[-1] if known else None
 
 

@@ -28,12 +28,13 @@ class RoundRecord:
     skipped: str | None = None  # why the model stayed as it was, if it did
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
     points: Mapping[str, tuple[tuple[float, float] | None, ...]] = field(default_factory=dict)  # pictures by filter
-    accuracy: float | None = None  # this and the five below only in evaluated rounds
+    accuracy: float | None = None  # this and the six below only in evaluated rounds
     loss: float | None = None
     attack_success: float | None = None  # only under attacks that want a particular answer
     source_recall: float | None = None  # likewise: how many of the images they want it for still get the true one
     adversarial_accuracy: float | None = None  # on images moved by PGD, where that is asked for
     batch_statistics_accuracy: float | None = None  # BatchNorm tested with each test batch's own statistics
+    class_recalls: tuple[float | None, ...] = ()  # the share of each class of test images that got its label
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
 
@@ -41,7 +42,7 @@ class RoundRecord:
         """Only what differs from the defaults; numbers shortened to six digits, truth values as 0 and 1."""
         line = {f.name: getattr(self, f.name) for f in fields(self)}
         line["malicious"] = None if self.malicious is None else [int(liar) for liar in self.malicious]
-        empty: list[Any] = [None, {}]
+        empty: list[Any] = [None, {}, ()]
         shortened = {key: _shortened(value) for key, value in line.items() if value not in empty}
         return {key: value for key, value in shortened.items() if (key, value) != ("defended", True)}
 

@@ -74,15 +74,19 @@ def _accuracies(paper: Paper) -> Table:
             _over_seeds(group, view.final),
             _over_seeds(group, view.tail),
             spread(before_attack(run, view.key) for run in group.runs),
+            NOTHING if view.key != "accuracy" else _over_seeds(group, "worst_class"),
             _seeds(group),
         )
         for view in found
         for group in view.groups
     ]
-    headings = ("Dataset", "Defense", "Paper", "Final accuracy", _tail(paper.attacked), "Before the attack", "Seeds")
+    accuracies = ("Final accuracy", _tail(paper.attacked), "Before the attack", "Worst class")
+    headings = ("Dataset", "Defense", "Paper", *accuracies, "Seeds")
     note = "Accuracy on held-out data under attack. Final: in the last round, which is what the paper prints. "
     note += f"{_tail(paper.attacked)}: the mean of all evaluations in them. "
     note += "Before the attack: the last evaluation in peace. "
+    if any(row[6] != NOTHING for row in rows):
+        note += "Worst class: the lowest share of a class that got its label at the end. "
     note += "".join(text for name, text in VARIANTS.items() if any(row[1] == name for row in rows))
     if any(view.test for view in found):
         note += "Running statistics: BatchNorm tested with what it learned; batch statistics: with those of each test "

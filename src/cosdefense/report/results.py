@@ -72,6 +72,7 @@ def _area_of(filter_name: str, summary: Summary) -> float | None:
 COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
     ("Final accuracy", _number("final_accuracy")),
     ("Last tenth", _number("tail_accuracy")),
+    ("Worst class", _number("worst_class")),
     ("Attack success", _number("attack_success")),
     ("Source recall", _number("source_recall")),
     ("Adversarial accuracy", _number("adversarial_accuracy")),
@@ -89,6 +90,7 @@ COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
 NOTES = {
     "Final accuracy": "Accuracy is measured on held-out data.",
     "Last tenth": "Last tenth: its mean over the last tenth of the rounds.",
+    "Worst class": "Worst class: the lowest share of a class that got its label at the end.",
     "Attack success": "Attack success: the share of the images aimed at that got the label the attackers wanted.",
     "Source recall": "Source recall: the share of those images, unchanged, that still got their true label.",
     "Adversarial accuracy": "Adversarial accuracy: on test images that PGD has moved to where the model errs.",
