@@ -55,7 +55,7 @@ class Workplace:
 def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
     """Finish every job. What is done is skipped, what was interrupted goes on; Ctrl-C loses nothing."""
     device = choose_device(place.device)
-    if place.processes > 1 and device.type == "cpu":
+    if place.processes > 1 and device.type == "cpu" and not place.worker:  # a worker was given its share
         torch.set_num_threads(max(1, torch.get_num_threads() // place.processes))
     left = [job for job in jobs if not is_finished(job.folder)]
     _say_finished([job for job in jobs if job not in left])
