@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -132,12 +131,13 @@ def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     finally:
         for helper in helpers:
             if helper.poll() is None:
-                helper.send_signal(signal.SIGINT)  # it saves where it is
+                helper.terminate()  # it saves where it is; a shell's background jobs are deaf to SIGINT
         for helper in helpers:
             try:
                 helper.wait(30)
             except subprocess.TimeoutExpired:
                 helper.kill()  # a run that is killed goes on from its last checkpoint
+                helper.wait()
 
 
 def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], bars: Progress) -> None:
