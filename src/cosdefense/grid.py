@@ -121,7 +121,8 @@ def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             logs.mkdir(parents=True, exist_ok=True)
             threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
             with (logs / f"process-{number}.log").open("wb") as log:
-                arguments = [sys.executable, "-m", "cosdefense", *sys.argv[1:], WORKER]
+                command, *rest = sys.argv[1:]  # behind "--" an option would be taken for a file
+                arguments = [sys.executable, "-m", "cosdefense", command, WORKER, *rest]
                 helpers.append(
                     subprocess.Popen(
                         arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | threads
