@@ -68,7 +68,7 @@ def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
         several = place.processes > 1 or place.worker
         with _helpers(0 if place.worker else min(place.processes, len(left)) - 1, logs) as helpers:
             _work(left, data, device, bars, shared=several)
-            _wait(helpers, left, bars)
+            _wait(helpers, left, logs, bars)
         if not place.worker:  # what a helper that broke down left behind
             _work([job for job in left if not is_finished(job.folder)], data, device, bars, shared=False)
 
@@ -120,7 +120,7 @@ def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         for number in range(2, n + 2):
             logs.mkdir(parents=True, exist_ok=True)
             threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-            with (logs / f"process-{number}.log").open("wb") as log:
+            with _log(logs, number).open("wb") as log:
                 command, *rest = sys.argv[1:]  # behind "--" an option would be taken for a file
                 arguments = [sys.executable, "-m", "cosdefense", command, WORKER, *rest]
                 helpers.append(
@@ -141,7 +141,7 @@ def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
                 helper.wait()
 
 
-def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], bars: Progress) -> None:
+def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], logs: Path, bars: Progress) -> None:
     if not helpers:
         return
     bar = bars.add_task("runs of other processes", total=len(jobs), note="")
@@ -150,6 +150,14 @@ def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], bars:
         finished |= {job.folder for job in jobs if job.folder not in finished and is_finished(job.folder)}
         bars.update(bar, completed=len(finished))
         time.sleep(0.5)
+    for number, helper in enumerate(helpers, start=2):
+        if helper.returncode:
+            note = f"note: process {number} ended early, see {_log(logs, number)}"
+            console.err.print(note, style="yellow", soft_wrap=True)
+
+
+def _log(logs: Path, number: int) -> Path:
+    return logs / f"process-{number}.log"
 
 
 def _say_finished(jobs: Sequence[Job]) -> None:
