@@ -79,7 +79,7 @@ def test_chunks_add_up() -> None:
     assert found.source_recall == pytest.approx(float((answers[zero] == 0).float().mean()), abs=1e-7)
 
 
-def normalizing(n_classes: int) -> nn.Module:
+def normalizing(n_classes: int) -> nn.Sequential:
     """Answers with the pixel that is brighter than it is on the average of the images at hand."""
     norm = nn.BatchNorm1d(n_classes, affine=False)
     linear = nn.Linear(n_classes, n_classes, bias=False)

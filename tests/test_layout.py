@@ -78,7 +78,7 @@ def test_flower_arrays() -> None:
 def test_single_numbers() -> None:
     layout = Layout.of({"w": torch.zeros(2), "temperature": torch.tensor(0.0)})
     vector = torch.tensor([1.0, 2.0, 3.0])
-    assert layout.unflatten(vector)["temperature"].tolist() == 3.0
+    assert torch.equal(layout.unflatten(vector)["temperature"], torch.tensor(3.0))
     assert layout.unflatten(torch.stack([vector, -vector]))["temperature"].tolist() == [3.0, -3.0]
     assert torch.equal(layout.flatten(layout.unflatten(vector)), vector)
 
