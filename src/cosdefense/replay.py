@@ -23,6 +23,7 @@ class Lane:
     """A recording. It keeps no reference to what was recorded, only to the memory."""
 
     def __init__(self, train: Train, params: Tensor, images: Tensor, labels: Tensor) -> None:
+        before = torch.cuda.memory_reserved(params.device)
         self.stream = torch.cuda.Stream(params.device)  # type: ignore[no-untyped-call]
         self._inputs = (params.clone(), images.clone(), labels.clone())
         self.stream.wait_stream(torch.cuda.current_stream(params.device))
@@ -32,6 +33,7 @@ class Lane:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self.stream):
             self._update = train(*self._inputs)
+        self.memory = torch.cuda.memory_reserved(params.device) - before  # bytes that it took
 
     def __call__(self, out: Tensor, *inputs: Tensor) -> None:
         """Start one client's training; `out` holds its update once the stream has come so far."""
@@ -72,8 +74,6 @@ def _record(lanes: list[Lane], n: int, train: Train, *inputs: Tensor) -> None:
     """As many lanes as are of use, the first in any case; more only where memory is plentiful."""
     device = inputs[0].device
     while len(lanes) < min(n, MAX_LANES):
-        before = torch.cuda.memory_reserved(device)
-        lanes.append(Lane(train, *inputs))
-        taken = torch.cuda.memory_reserved(device) - before
-        if torch.cuda.mem_get_info(device)[0] < 4 * MAX_LANES * taken:
+        if lanes and torch.cuda.mem_get_info(device)[0] < 4 * MAX_LANES * lanes[-1].memory:
             return
+        lanes.append(Lane(train, *inputs))
