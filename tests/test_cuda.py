@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from cosdefense import replay
 from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
@@ -180,3 +181,18 @@ def test_recordings_go_with_their_task() -> None:
     del task
     gc.collect()
     assert len(replay._recorded) == before - 1
+
+
+def test_dropout_is_drawn_anew_for_every_client_and_the_same_again_from_a_seed() -> None:
+    choose_device("cuda")
+    layers = [nn.Flatten(), nn.Linear(64, 256), nn.Dropout(0.5), nn.Linear(256, 10)]
+    task, trainer = Task.of(nn.Sequential(*layers).cuda()), LocalSGD()
+    images = torch.rand(1, 1, 4, 1, 8, 8, device="cuda").expand(3, -1, -1, -1, -1, -1)
+    labels = torch.zeros(3, 1, 4, dtype=torch.long, device="cuda")
+    found = []
+    for _ in range(3):  # the first finds out that it draws
+        torch.cuda.manual_seed(5)
+        found.append(train_clients(task, trainer, task.initial(), images, labels))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+    assert not torch.equal(found[0][0], found[0][1])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosdefense import Attack, ClientHook
 from cosdefense.attacks import Backdoor, LabelFlip
 from cosdefense.defense import Loss
-from cosdefense.evaluation import CHUNK, evaluate
+from cosdefense.evaluation import CHUNK, GPU_CHUNK, evaluate
 from cosdefense.task import Task
 
 
@@ -85,3 +85,68 @@ def test_recall_of_every_class() -> None:
     found = evaluate(brightest(4), brightest(4).initial(), images, truth, Attack(), 4)
     assert found.class_recalls[:3] == pytest.approx((1, 1, 2 / 3))
     assert math.isnan(found.class_recalls[3])  # no image has the fourth
+
+
+def normalizing(n_classes: int) -> nn.Sequential:
+    """Answers with the pixel that is brighter than it is on the average of the images at hand."""
+    norm = nn.BatchNorm1d(n_classes, affine=False)
+    linear = nn.Linear(n_classes, n_classes, bias=False)
+    linear.weight.data = torch.eye(n_classes)
+    return nn.Sequential(nn.Flatten(), norm, linear)
+
+
+def test_batch_statistics_are_measured_only_where_asked_for() -> None:
+    task, truth = Task.of(normalizing(3)), torch.tensor([0, 1, 2, 2])
+    images = shown([0, 1, 2, 0], 3)
+    plain, asked = (
+        evaluate(task, task.initial(), images, truth, Attack(), 3, batch_statistics=asked) for asked in (False, True)
+    )
+    assert plain.batch_statistics_accuracy is None
+    assert asked.batch_statistics_accuracy == 3 / 4
+    assert plain.accuracy == asked.accuracy
+
+
+def test_accuracy_with_the_statistics_of_the_test_images() -> None:
+    """A bright first pixel drowns the rest, unless its mean is subtracted."""
+    model, rng = normalizing(3), torch.Generator().manual_seed(0)
+    truth = torch.randint(0, 3, (60,), generator=rng)
+    images = shown(truth.tolist(), 3) + 0.2 * torch.rand(60, 1, 1, 3, generator=rng)
+    images[..., 0] += 10
+    task = Task.of(model)
+    found = evaluate(task, task.initial(), images, truth, Attack(), 3, batch_statistics=True)
+    with torch.no_grad():
+        plain = float((model.train()(images).argmax(dim=1) == truth).double().mean())
+    assert found.accuracy == float((truth == 0).double().mean())
+    assert found.batch_statistics_accuracy == plain == 1.0
+
+
+def test_without_statistics_it_is_the_accuracy() -> None:
+    rng = torch.Generator().manual_seed(0)
+    answers, truth = torch.randint(0, 3, (2, 2 * GPU_CHUNK + 7), generator=rng)
+    task = brightest(3)
+    found = evaluate(task, task.initial(), shown(answers.tolist(), 3), truth, Attack(), 3, batch_statistics=True)
+    assert found.batch_statistics_accuracy == found.accuracy
+
+
+def test_a_test_set_sorted_by_class_is_spread_over_the_batches() -> None:
+    """A batch of one class only would be normalised to nothing: what all share is subtracted."""
+    truth = torch.arange(3).repeat_interleave(GPU_CHUNK)
+    task, images = Task.of(normalizing(3)), shown(truth.tolist(), 3)
+    found = evaluate(task, task.initial(), images, truth, Attack(), 3, batch_statistics=True)
+    assert found.batch_statistics_accuracy == 1.0
+    with torch.no_grad():
+        one_class = task.logits_by_batch(task.initial(), images[-GPU_CHUNK:])
+    assert not bool((one_class.argmax(dim=1) == 2).any())
+
+
+def test_dropout_in_training_mode_is_seeded_and_leaves_the_global_stream_alone() -> None:
+    truth = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(0))
+    task, images = Task.of(nn.Sequential(nn.Dropout(0.5), *normalizing(3))), shown(truth.tolist(), 3)
+    found = []
+    for seed in (5, 99):
+        torch.manual_seed(seed)
+        found.append(evaluate(task, task.initial(), images, truth, Attack(), 3, batch_statistics=True))
+        assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+    assert found[0] == found[1]
+    assert found[0].batch_statistics_accuracy is not None
+    assert found[0].batch_statistics_accuracy < found[0].accuracy == 1.0

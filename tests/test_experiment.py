@@ -18,7 +18,7 @@ from cosdefense.options import ConfigError
 from cosdefense.preparation import rehearse
 
 ROOT = Path(__file__).parents[1]
-FILES = [*sorted((ROOT / "experiments").glob("*.toml")), ROOT / "src" / "cosdefense" / "demo.toml"]
+FILES = [*sorted((ROOT / "experiments").rglob("*.toml")), ROOT / "src" / "cosdefense" / "demo.toml"]
 
 TOML = """
 name = "mine"

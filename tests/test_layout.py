@@ -75,6 +75,14 @@ def test_flower_arrays() -> None:
     assert torch.equal(layout.flatten(record), layout.flatten(model.state_dict()))
 
 
+def test_single_numbers() -> None:
+    layout = Layout.of({"w": torch.zeros(2), "temperature": torch.tensor(0.0)})
+    vector = torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(layout.unflatten(vector)["temperature"], torch.tensor(3.0))
+    assert layout.unflatten(torch.stack([vector, -vector]))["temperature"].tolist() == [3.0, -3.0]
+    assert torch.equal(layout.flatten(layout.unflatten(vector)), vector)
+
+
 def test_numpy_arrays() -> None:
     arrays: dict[str, np.ndarray] = {"w": np.ones((2, 3), np.float32), "count": np.zeros(1, np.int64)}
     layout = Layout.of(arrays)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from cosdefense.reproduction import plan
 
 SOURCE = Path(__file__).parents[1] / "src" / "cosdefense"
 
@@ -109,3 +113,27 @@ def test_nothing_unpickles() -> None:
                 assert (node.arg, ast.unparse(node.value)) in (("allow_pickle", "False"), ("weights_only", "True")), (
                     path
                 )
+
+
+def test_the_wheel_brings_what_reproduce_runs(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling, which builds the wheel, is not installed here")
+    repository, unpacked = SOURCE.parents[1], tmp_path / "unpacked"
+    build = f"from hatchling.build import build_wheel; build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=repository, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
+    ours = {path.name: path.read_bytes() for path in (repository / "experiments" / "paper").iterdir() if path.is_file()}
+    shipped = {path.name: path.read_bytes() for path in (unpacked / "cosdefense" / "paper").iterdir()}
+    assert shipped == ours
+    assert {path.name for path in (unpacked / "cosdefense").iterdir()} == {"paper"} | {
+        path.name for path in SOURCE.iterdir() if path.name != "__pycache__"
+    }
+    ask = "from cosdefense.reproduction import files, plan; print(len(plan(['all'])), files(), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    n_runs, found = done.stdout.splitlines()
+    assert Path(found) == unpacked / "cosdefense" / "paper"
+    assert int(n_runs) == len(plan(["all"]))

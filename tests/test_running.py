@@ -331,6 +331,20 @@ def test_clean_and_adversarial_accuracy_are_recorded(tmp_path: Path) -> None:
     assert summary["adversarial_accuracy"] is not None
 
 
+def test_accuracy_with_batch_statistics_is_recorded_where_asked_for(tmp_path: Path) -> None:
+    for asked in (False, True):
+        table = {**TABLE, "training": {**TABLE["training"], "batch_statistics": asked}}  # type: ignore[dict-item]
+        list(run(from_table(table), tmp_path / str(asked), load_data("digits"), CPU))
+    plain, measured = (read_run(tmp_path / name) for name in ("False", "True"))
+    assert all(record.batch_statistics_accuracy is None for record in plain.rounds)
+    assert [record.batch_statistics_accuracy for record in measured.rounds] == [r.accuracy for r in measured.rounds]
+    assert plain.summary is not None
+    assert measured.summary is not None
+    assert plain.summary["batch_statistics_accuracy"] is None
+    assert measured.summary["batch_statistics_accuracy"] == measured.rounds[-1].accuracy is not None  # no BatchNorm
+    assert measured.summary["batch_statistics_tail"] == measured.summary["tail_accuracy"]
+
+
 def test_pictures_are_recorded(tmp_path: Path) -> None:
     table = {**TABLE, "defenses": [{"name": "pca-clustering"}]}
     list(run(from_table(table), tmp_path / "run", load_data("digits"), CPU))

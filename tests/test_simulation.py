@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, recipe
+from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, recipe, simulation
 from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, SignFlip
-from cosdefense.client import train_clients
+from cosdefense.client import LocalSGD, train_clients
 from cosdefense.data import load
 from cosdefense.defense import State
 from cosdefense.evaluation import Evaluation, evaluate
@@ -148,6 +149,54 @@ def test_liars_train_as_they_please() -> None:
     assert float(world.task.loss(climbed, images[0].flatten(0, 1), labels[0].flatten())) > float(
         world.task.loss(world.task.initial(), images[0].flatten(0, 1), labels[0].flatten())
     )
+
+
+@dataclass(frozen=True)
+class Diligent(InnerProduct):
+    """The same lie, by clients that train before they tell it."""
+
+    trains: ClassVar[bool] = True
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients train, call by call."""
+    trained: list[int] = []
+
+    def counting(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        trained.append(len(images))
+        return train_clients(task, trainer, params, images, labels)
+
+    monkeypatch.setattr(simulation, "train_clients", counting)
+    return trained
+
+
+def test_liars_whose_own_updates_nobody_looks_at_do_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that changes no bit."""
+    world, trained = digits_world(), counted(monkeypatch)
+    schedule = Schedule(attack_start=1, attack_stop=5)
+    spared = run(world, InnerProduct(), recipe("cosdefense"), rounds=6, schedule=schedule, local_steps=2)
+    assert trained == [int((~round_.malicious).sum()) for round_ in spared]
+    assert trained[0] == trained[5] == 10
+    assert min(trained) < 10
+    trained.clear()
+    diligent = run(world, Diligent(), recipe("cosdefense"), rounds=6, schedule=schedule, local_steps=2)
+    assert trained == [10] * 6
+    for one, other in zip(spared, diligent, strict=True):
+        assert torch.equal(one.after.params, other.after.params)
+        assert torch.equal(one.verdict.weights, other.verdict.weights)
+
+
+def test_liars_among_themselves_do_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nobody honest to turn around, they turn around what they would have sent."""
+    world = replace(digits_world(), malicious=torch.ones(50, dtype=torch.bool))
+    trained = counted(monkeypatch)
+    (round_,) = run(world, InnerProduct(2.0), recipe("fedavg"), rounds=1)
+    assert trained == [10]
+    images, labels = world.batches(round_.clients, 1, 8, generator(0, "batches", 0))
+    honest = train_clients(world.task, world.trainer, world.task.initial(), images, labels)
+    expected = world.task.initial() - 2 * honest.mean(dim=0)
+    assert torch.allclose(round_.after.params, expected, atol=1e-6)
+    assert float(honest.norm()) > 0.01
 
 
 def test_the_schedule_is_kept() -> None:

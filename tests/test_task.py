@@ -45,6 +45,21 @@ def test_gradient_and_refreshed_buffers() -> None:
     assert torch.equal(after["0.weight"], model.get_parameter("0.weight"))
 
 
+def test_logits_in_training_mode() -> None:
+    """As the module itself would answer that nobody told to evaluate; its statistics play no part."""
+    model, (images, _) = network(), batch()
+    task = Task.of(model, mean=(0.5, 0.4), std=(0.2, 0.3))
+    normalized = (images - torch.tensor([0.5, 0.4]).view(1, 2, 1, 1)) / torch.tensor([0.2, 0.3]).view(1, 2, 1, 1)
+    with torch.no_grad():
+        expected = model.train()(normalized)
+        found = task.logits_by_batch(task.initial(), images)
+        spoiled = task.initial()
+        spoiled[task.layout.slices["1.running_mean"]] = 100.0
+        assert torch.equal(task.logits_by_batch(spoiled, images), found)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, task.logits(task.initial(), images), atol=1e-2)
+
+
 def test_nothing_is_written() -> None:
     model, (images, labels) = network(), batch()
     task = Task.of(model)
@@ -53,6 +68,7 @@ def test_nothing_is_written() -> None:
     kept = start.clone()
     task.gradient(start, images, labels)
     task.logits(start, images)
+    task.logits_by_batch(start, images)
     assert torch.equal(start, kept)
     for skeleton in (model, task.training, task.evaluating):
         for name, tensor in skeleton.state_dict().items():

@@ -17,6 +17,7 @@ from .experiment import Experiment
 from .layout import Layout
 from .meter import Meter
 from .ops import cosines
+from .options import ConfigError
 from .randomness import derive, generator, seeded
 from .records import RoundRecord
 from .simulation import Snapshot, World
@@ -28,6 +29,8 @@ def alone(
     """A "round" is some local steps of every client; the scores are the layers' likenesses."""
     (seed,), (attack,), (defense,), training = cell.seeds, cell.attacks, cell.defenses, cell.training
     device, n = world.labels.device, len(world.partition)
+    if n < 2:
+        raise ConfigError(f"data.clients must be at least 2 to be compared with each other, got {n}")
     start = world.task.initial().to(device).repeat(n)  # one model behind the other
     now = resume or Snapshot(0, start, defense.part.init(), attack.part.init())
     for number in range(now.next_round, training.rounds):

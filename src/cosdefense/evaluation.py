@@ -15,6 +15,7 @@ from .attacks import Attack
 from .batches import Pixels, pixels
 from .client import channels_last
 from .defense import ClientHook
+from .randomness import seeded
 from .task import Task
 
 CHUNK, GPU_CHUNK = 250, 1000  # images at a time: memory stays bounded, and a CPU's caches are of use
@@ -82,9 +83,10 @@ def _by_batch(task: Task, params: Tensor, images: Pixels, labels: Tensor) -> flo
     """
     n_chunks = -(-len(labels) // GPU_CHUNK)
     right = 0
-    for start in range(n_chunks):
-        batch = channels_last(pixels(images[start::n_chunks]))
-        right += int((task.logits_by_batch(params, batch).argmax(dim=1) == labels[start::n_chunks]).sum())
+    with seeded(0, labels.device):  # dropout is at work in training mode, and must be the same every time
+        for start in range(n_chunks):
+            batch = channels_last(pixels(images[start::n_chunks]))
+            right += int((task.logits_by_batch(params, batch).argmax(dim=1) == labels[start::n_chunks]).sum())
     return right / len(labels)
 
 

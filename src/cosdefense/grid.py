@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -55,7 +54,7 @@ class Workplace:
 def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
     """Finish every job. What is done is skipped, what was interrupted goes on; Ctrl-C loses nothing."""
     device = choose_device(place.device)
-    if place.processes > 1 and device.type == "cpu":
+    if place.processes > 1 and device.type == "cpu" and not place.worker:  # a worker was given its share
         torch.set_num_threads(max(1, torch.get_num_threads() // place.processes))
     left = [job for job in jobs if not is_finished(job.folder)]
     _say_finished([job for job in jobs if job not in left])
@@ -69,7 +68,7 @@ def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
         several = place.processes > 1 or place.worker
         with _helpers(0 if place.worker else min(place.processes, len(left)) - 1, logs) as helpers:
             _work(left, data, device, bars, shared=several)
-            _wait(helpers, left, bars)
+            _wait(helpers, left, logs, bars)
         if not place.worker:  # what a helper that broke down left behind
             _work([job for job in left if not is_finished(job.folder)], data, device, bars, shared=False)
 
@@ -121,8 +120,9 @@ def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         for number in range(2, n + 2):
             logs.mkdir(parents=True, exist_ok=True)
             threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-            with (logs / f"process-{number}.log").open("wb") as log:
-                arguments = [sys.executable, "-m", "cosdefense", *sys.argv[1:], WORKER]
+            with _log(logs, number).open("wb") as log:
+                command, *rest = sys.argv[1:]  # behind "--" an option would be taken for a file
+                arguments = [sys.executable, "-m", "cosdefense", command, WORKER, *rest]
                 helpers.append(
                     subprocess.Popen(
                         arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | threads
@@ -132,15 +132,16 @@ def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     finally:
         for helper in helpers:
             if helper.poll() is None:
-                helper.send_signal(signal.SIGINT)  # it saves where it is
+                helper.terminate()  # it saves where it is; a shell's background jobs are deaf to SIGINT
         for helper in helpers:
             try:
                 helper.wait(30)
             except subprocess.TimeoutExpired:
                 helper.kill()  # a run that is killed goes on from its last checkpoint
+                helper.wait()
 
 
-def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], bars: Progress) -> None:
+def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], logs: Path, bars: Progress) -> None:
     if not helpers:
         return
     bar = bars.add_task("runs of other processes", total=len(jobs), note="")
@@ -149,6 +150,14 @@ def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], bars:
         finished |= {job.folder for job in jobs if job.folder not in finished and is_finished(job.folder)}
         bars.update(bar, completed=len(finished))
         time.sleep(0.5)
+    for number, helper in enumerate(helpers, start=2):
+        if helper.returncode:
+            note = f"note: process {number} ended early, see {_log(logs, number)}"
+            console.err.print(note, style="yellow", soft_wrap=True)
+
+
+def _log(logs: Path, number: int) -> Path:
+    return logs / f"process-{number}.log"
 
 
 def _say_finished(jobs: Sequence[Job]) -> None:

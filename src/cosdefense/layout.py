@@ -90,7 +90,7 @@ class Layout:
     def unflatten(self, vector: Float[Tensor, "*batch d"]) -> dict[str, Tensor]:
         """Named views into `vector`; leading dimensions are kept."""
         batch = vector.shape[:-1]
-        return {name: vector[..., self.slices[name]].reshape(*batch, *shape) for name, shape in self.shapes}
+        return {name: vector[..., self.slices[name]].reshape((*batch, *shape)) for name, shape in self.shapes}
 
 
 def _floating(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

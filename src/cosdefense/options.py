@@ -6,6 +6,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +27,7 @@ def checked(
     target: Callable[..., Any], given: Mapping[str, Any], where: str, reserved: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """`given` as keyword arguments for `target`, coerced to its type hints. `reserved` are not the user's to set."""
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    hints = _hints(target)
     known = [name for name in inspect.signature(target).parameters if name not in reserved]
     for key in given:
         if key not in known:
@@ -37,6 +38,15 @@ def checked(
         if key not in hints:
             raise ConfigError(f"{where}: option {key!r} has no type annotation, so it cannot be checked")
     return {key: coerce(value, hints[key], f"{where}.{key}") for key, value in given.items()}
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    if not inspect.isclass(target):
+        return get_type_hints(target)
+    # A field's hint means what it means in the module of the class that has it, which may be another one's base.
+    if is_dataclass(target) and set(inspect.signature(target).parameters) <= {field.name for field in fields(target)}:
+        return get_type_hints(target)
+    return get_type_hints(target.__init__)
 
 
 def call(target: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:

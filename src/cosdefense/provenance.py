@@ -32,8 +32,9 @@ def command(arguments: Sequence[str] | None = None) -> str:
 
 
 def _git(*arguments: str) -> str | None:
+    asking = ["git", "--no-optional-locks", *arguments]  # else a commit that somebody makes just now could fail
     try:
-        done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=20)
+        done = subprocess.run(asking, cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
