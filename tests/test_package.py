@@ -31,6 +31,7 @@ PUBLIC = {
         "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip",
         "LearnedPolicy", "Noise", "SignFlip", "TrimmedMeanPoisoning",
     },
+    "cosdefense.flower": {"Defended", "Reason"},
 }  # fmt: skip
 
 # Each room may import from itself and from the rooms before it.
@@ -45,7 +46,7 @@ ROOMS = (
     {"evaluation", "checkpoint", "report"},
     {"experiment", "journal"},
     {"preparation", "console", "listing", "reinforcement"},
-    {"running", "catalog_page", "provenance"},
+    {"running", "catalog_page", "provenance", "flower"},
     {"alone", "grid"},
     {"reproduction"},
     {"cli", "__main__"},

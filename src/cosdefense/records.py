@@ -26,6 +26,9 @@ class RoundRecord:
     malicious: tuple[bool, ...] | None = None  # who lied in this round, where that is known
     defended: bool = True  # False while the defense was not yet switched on
     skipped: str | None = None  # why the model stayed as it was, if it did
+    reasons: tuple[
+        str | None, ...
+    ] = ()  # why each client was rejected, where a real federation knows; None: it was not
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
     points: Mapping[str, tuple[tuple[float, float] | None, ...]] = field(default_factory=dict)  # pictures by filter
     accuracy: float | None = None  # this and the six below only in evaluated rounds

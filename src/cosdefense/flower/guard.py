@@ -1,0 +1,157 @@
+"""Every reply on its own: what is well formed is rebuilt from known pieces, the rest is refused with a reason."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message, MetricRecord
+
+from .arrays import Form, NDArray, read_arrays
+from .reasons import BadReply, Reason
+
+Metric = int | float | list[int] | list[float]
+Lost = tuple[int, Reason, str]  # node, code, detail
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked this round, and what an answer must look like."""
+
+    sent: Mapping[str, int]  # message → node; empty where the transport gave no identifiers
+    nodes: frozenset[int]
+    forms: Mapping[str, Form] | None  # of the model's arrays; None: answers carry metrics alone
+    weighted_by: str  # the metric that says how many examples a client has
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A reply that is well formed."""
+
+    node: int
+    message: Message
+    arrays: Mapping[str, NDArray]  # views of the received bytes
+    metrics: Mapping[str, Metric]  # without the number of examples
+    examples: float
+    digest: str  # of the content
+
+
+@dataclass
+class Inspection:
+    """What became of the replies of a round."""
+
+    answers: list[Answer] = field(default_factory=list)  # in an order that does not depend on their arrival
+    refused: list[Lost] = field(default_factory=list)
+
+    def refuse(self, node: int, reason: Reason, detail: str) -> None:
+        self.refused.append((node, reason, detail))
+
+
+def inspect(replies: Iterable[Message], question: Question) -> Inspection:
+    """Each reply is read in isolation: one that is broken costs itself, never the round."""
+    found = Inspection()
+    for reply in replies:
+        node = 0
+        try:
+            node = int(reply.metadata.src_node_id)
+            _bind(reply, question)
+            found.answers.append(_answer(reply, node, question))
+        except BadReply as bad:
+            found.refuse(node, bad.reason, str(bad))
+        except Exception as error:  # whatever a hostile object does when it is looked at
+            found.refuse(node, Reason.BROKEN, f"{type(error).__name__}: {error!s:.120}")
+    found.answers.sort(key=lambda answer: (answer.digest, answer.node))
+    _one_per_node(found)
+    _agree_on_metrics(found)
+    return found
+
+
+def _bind(reply: Message, question: Question) -> None:
+    about = reply.metadata
+    if question.sent and question.sent.get(about.reply_to_message_id) is None:
+        raise BadReply(Reason.UNBOUND, "it answers no message of this round")
+    expected = question.sent.get(about.reply_to_message_id, about.src_node_id)
+    if reply.has_error():
+        raise BadReply(Reason.ERROR, f"the client failed: {reply.error.reason!s:.120}")
+    if about.src_node_id != expected or about.src_node_id not in question.nodes:
+        raise BadReply(Reason.UNBOUND, "it comes from a node that was not asked")
+
+
+def _answer(reply: Message, node: int, question: Question) -> Answer:
+    content = reply.content
+    arrays: Mapping[str, NDArray] = {}
+    if question.forms is not None:
+        if len(content.array_records) != 1:
+            raise BadReply(Reason.RECORDS, f"needs exactly one record of arrays, got {len(content.array_records)}")
+        arrays = read_arrays(next(iter(content.array_records.values())), question.forms)
+    if len(content.metric_records) != 1:
+        raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
+    record = next(iter(content.metric_records.values()))
+    examples = _examples(record, question.weighted_by)
+    metrics = {key: value for key, value in sorted(record.items()) if key != question.weighted_by}
+    for key, value in metrics.items():
+        if not all(_is_finite(number) for number in (value if isinstance(value, list) else [value])):
+            raise BadReply(Reason.METRICS, f"metric {key!r:.40} is not finite")
+    return Answer(node, reply, arrays, metrics, examples, _digest(arrays, metrics))
+
+
+def _examples(record: MetricRecord, key: str) -> float:
+    if key not in record:
+        raise BadReply(Reason.EXAMPLES, f"needs the metric {key!r}")
+    claim = record[key]
+    if isinstance(claim, bool | list) or not _is_finite(claim) or not claim > 0:
+        raise BadReply(Reason.EXAMPLES, f"{key} needs a finite positive number, got {claim!r:.40}")
+    return float(claim)
+
+
+def _is_finite(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    try:
+        return math.isfinite(float(number))
+    except OverflowError:
+        return False
+
+
+def _one_per_node(found: Inspection) -> None:
+    """Of several answers of one node the first in our order counts, whichever came first."""
+    known: set[int] = set()
+    for answer in list(found.answers):
+        if answer.node in known:
+            found.answers.remove(answer)
+            found.refuse(answer.node, Reason.DUPLICATE, "this node has answered already")
+        known.add(answer.node)
+
+
+def _agree_on_metrics(found: Inspection) -> None:
+    """Strategies average metrics key by key; who sends others than most do is refused."""
+    if not found.answers:
+        return
+    votes = Counter(_kind(answer.metrics) for answer in found.answers)
+    usual = max(votes, key=lambda kind: (votes[kind], kind))
+    for answer in [answer for answer in found.answers if _kind(answer.metrics) != usual]:
+        found.answers.remove(answer)
+        found.refuse(answer.node, Reason.METRICS, "not the metrics that most clients send")
+
+
+def _kind(metrics: Mapping[str, Metric]) -> tuple[tuple[str, int], ...]:
+    """Names and lengths; -1 for a single number."""
+    return tuple((key, len(value) if isinstance(value, list) else -1) for key, value in sorted(metrics.items()))
+
+
+def _digest(arrays: Mapping[str, NDArray], metrics: Mapping[str, Metric]) -> str:
+    hashed = hashlib.blake2b(repr(sorted(metrics.items())).encode(), digest_size=16)
+    for name, array in arrays.items():
+        hashed.update(name.encode())
+        hashed.update(array.reshape(-1, order="A").view("u1").data)
+    return hashed.hexdigest()
+
+
+def question_of(messages: Sequence[Message], forms: Mapping[str, Form] | None, weighted_by: str) -> Question:
+    """From the messages as they were sent: the transport wrote their identifiers into them."""
+    sent = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    sent.pop("", None)
+    return Question(sent, frozenset(message.metadata.dst_node_id for message in messages), forms, weighted_by)
