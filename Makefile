@@ -12,7 +12,7 @@ demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
 
 test: .venv/.developing
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/.developing
 	$(BIN)/python -m ruff format --check .
