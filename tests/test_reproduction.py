@@ -197,7 +197,7 @@ def test_published_records_say_the_same_with_less(name: str, tmp_path: Path) -> 
     cell = from_table({"name": name, **TINY})
     folder = cell.folder(tmp_path / "runs")
     list(run(cell, folder, load_data("digits"), torch.device("cpu")))
-    publish_records([folder], tmp_path / "published")
+    publish_records({folder: read_run(folder)}, tmp_path / "published")
     (path,) = (tmp_path / "published").rglob("records.jsonl")
     assert path.parent.relative_to(tmp_path / "published") == folder.relative_to(tmp_path / "runs")
     whole, thinned = read_run(folder), read_run(path.parent)
@@ -218,7 +218,7 @@ def test_a_run_that_is_not_finished_is_not_published(tmp_path: Path) -> None:
     next(unfinished)
     unfinished.close()
     with pytest.raises(ValueError, match="only a finished run can be thinned"):
-        publish_records([tmp_path / "run"], tmp_path / "published")
+        publish_records({tmp_path / "run": read_run(tmp_path / "run")}, tmp_path / "published")
     assert not (tmp_path / "published").exists()
 
 
