@@ -37,6 +37,14 @@ class Plan:
         return number < self.red_team
 
 
+@dataclass(frozen=True)
+class Played:
+    """A run that is over."""
+
+    record: RunRecord
+    attacked: bool
+
+
 def main() -> None:
     wanted = parse()
     plan = Plan(wanted.nodes, wanted.red_team, wanted.attack)
@@ -62,7 +70,7 @@ def main() -> None:
                 min_nodes=plan.nodes, quorum=max(2, plan.nodes // 2),
             )  # fmt: skip
             federation.finish(number, 120.0 * wanted.rounds)
-            found[name] = read_run(folder)
+            found[name] = Played(read_run(folder), drill)
         nodes = {federation.node_id(node(i)) or 0: i for i in range(plan.nodes)}
     show(found, nodes, plan)
     say("the report of the two attacked runs:")
@@ -97,26 +105,24 @@ def node(number: int) -> str:
     return f"node-{number}"
 
 
-def show(found: dict[str, RunRecord], nodes: dict[int, int], plan: Plan) -> None:
-    """A line per run, then how often each node was rejected under attack."""
+def show(found: dict[str, Played], nodes: dict[int, int], plan: Plan) -> None:
+    """A line per run, then how often each node was rejected in the last one."""
     say(f"{'':32} {'accuracy':>9} {'liars rejected':>15} {'honest rejected':>16}")
     for name, run in found.items():
-        verdicts = [verdict for line in run.rounds for verdict in zip(line.clients, line.weights, strict=True)]
-        lying = [not weight for client, weight in verdicts if plan.lies(nodes[client])]
-        honest = [not weight for client, weight in verdicts if not plan.lies(nodes[client])]
-        accuracy = run.rounds[-1].accuracy or 0.0
-        say(f"{name:32} {accuracy:9.1%} {share(lying):>15} {share(honest):>16}")
-    *_, (name, run) = found.items()
+        verdicts = [verdict for line in run.record.rounds for verdict in zip(line.clients, line.weights, strict=True)]
+        liars = {client for client, number in nodes.items() if run.attacked and plan.lies(number)}
+        lying = share([not weight for client, weight in verdicts if client in liars])
+        honest = share([not weight for client, weight in verdicts if client not in liars])
+        say(f"{name:32} {run.record.rounds[-1].accuracy or 0:9.1%} {lying:>15} {honest:>16}")
+    say(f"{name}, rounds in which each node was rejected:")
+    rounds = [dict(zip(line.clients, line.weights, strict=True)) for line in run.record.rounds]
     for client, number in sorted(nodes.items(), key=lambda pair: pair[1]):
-        rejected = [
-            line.round + 1 for line in run.rounds if not dict(zip(line.clients, line.weights, strict=True)).get(client)
-        ]
         what = plan.attack if plan.lies(number) else "honest"
-        say(f"{name}: {node(number)} ({what}) rejected in {len(rejected)} of {len(run.rounds)} rounds")
+        say(f"  {node(number)} ({what}): {share([not weights.get(client) for weights in rounds])}")
 
 
 def share(rejected: list[bool]) -> str:
-    return f"{sum(rejected)} of {len(rejected)}"
+    return f"{sum(rejected)} of {len(rejected)}" if rejected else "–"
 
 
 def say(*words: Any) -> None:

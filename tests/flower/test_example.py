@@ -106,7 +106,7 @@ def test_silent_nodes_and_a_killed_one_cost_themselves(federation: Loopback, tmp
     before = federation.log(victim).count("Receiving: train message")
     folder = tmp_path / "run"
     run = federation.submit(
-        APP, num_server_rounds=2, min_nodes=6, quorum=3, drill=False, deadline=30.0, defense="none",
+        APP, num_server_rounds=2, min_nodes=6, quorum=3, drill=False, deadline=40.0, defense="none",
         checkpoint_dir=str(folder),
     )  # fmt: skip
     federation.wait_for(
