@@ -31,7 +31,7 @@ PUBLIC = {
         "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip",
         "LearnedPolicy", "Noise", "SignFlip", "TrimmedMeanPoisoning",
     },
-    "cosdefense.flower": {"Defended", "Reason"},
+    "cosdefense.flower": {"Defended", "Reason", "red_team"},
 }  # fmt: skip
 
 # Each room may import from itself and from the rooms before it.

@@ -9,5 +9,6 @@ if find_spec("flwr") is None:
 
 from .defended import Defended
 from .reasons import Reason
+from .red_team import red_team
 
-__all__ = ["Defended", "Reason"]
+__all__ = ["Defended", "Reason", "red_team"]

@@ -1,0 +1,78 @@
+"""The task: scikit-learn's handwritten digits, a small network, plain SGD."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+N_CLASSES = 10
+Data = tuple[Tensor, Tensor]  # images in [0, 1] and labels
+
+
+def network() -> nn.Module:
+    """Two convolutions and a linear layer: 6,090 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, N_CLASSES),
+    )  # fmt: skip
+
+
+def _digits() -> Data:
+    """As `sklearn.datasets.load_digits`, without the second that importing scikit-learn takes for every message."""
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("this example needs scikit-learn: pip install 'cosdefense[data]'", name="sklearn")
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    images = torch.tensor(table[:, :-1] / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+    return images, torch.tensor(table[:, -1], dtype=torch.int64)
+
+
+def test_set() -> Data:
+    """Every fifth image; the server's alone."""
+    images, labels = _digits()
+    return images[::5], labels[::5]
+
+
+def training_set(partition: int, n_partitions: int) -> Data:
+    """One node's share: half of it from one or two classes of its own, half from all. No image is shared."""
+    images, labels = _digits()
+    kept = torch.arange(len(labels)) % 5 != 0
+    images, labels = images[kept], labels[kept]
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    dealt, sorted_by_class = np.array_split(shuffled, 2)
+    sorted_by_class = sorted_by_class[np.argsort(labels[sorted_by_class].numpy(), kind="stable")]
+    mine = np.concatenate([np.array_split(half, n_partitions)[partition] for half in (dealt, sorted_by_class)])
+    return images[mine], labels[mine]
+
+
+def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int) -> float:
+    """SGD with momentum in batches of 16; the mean loss of the last epoch."""
+    images, labels = data
+    rng = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    model.train()
+    losses: list[float] = []
+    for _ in range(epochs):
+        losses = []
+        for batch in torch.split(torch.randperm(len(labels), generator=rng), 16):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def test(model: nn.Module, data: Data) -> tuple[float, float]:
+    """Accuracy and loss."""
+    images, labels = data
+    model.eval()
+    logits = model(images)
+    return (logits.argmax(dim=1) == labels).float().mean().item(), cross_entropy(logits, labels).item()
