@@ -7,9 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message
 
 from .arrays import Form, NDArray, read_arrays
 from .reasons import BadReply, Reason
@@ -111,7 +112,7 @@ def _answer(reply: Message, node: int, question: Question) -> Answer:
         arrays = read_arrays(next(iter(content.array_records.values())), question.forms)
     if len(content.metric_records) != 1:
         raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
-    record = next(iter(content.metric_records.values()))
+    record: dict[str, Any] = dict(next(iter(content.metric_records.values())))
     examples = _examples(record, question.weighted_by)
     metrics = {key: value for key, value in sorted(record.items()) if key != question.weighted_by}
     for key, value in metrics.items():
@@ -120,7 +121,7 @@ def _answer(reply: Message, node: int, question: Question) -> Answer:
     return Answer(node, reply, arrays, metrics, examples, _digest(arrays, metrics))
 
 
-def _examples(record: MetricRecord, key: str) -> float:
+def _examples(record: Mapping[str, Any], key: str) -> float:
     if key not in record:
         raise BadReply(Reason.EXAMPLES, f"needs the metric {key!r}")
     claim = record[key]
