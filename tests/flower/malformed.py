@@ -79,14 +79,14 @@ def _metric(key: str, value: Any) -> Spoil:
 
 def _without(record: str, key: str) -> Spoil:
     def spoil(body: RecordDict) -> None:
-        del body[record][key]  # type: ignore[union-attr]
+        del body[record][key]
 
     return spoil
 
 
 def _put(record: str, key: str, value: Any) -> Spoil:
     def spoil(body: RecordDict) -> None:
-        body[record][key] = value  # type: ignore[index,union-attr]
+        body[record][key] = value
 
     return spoil
 

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from federations import arrays_of, asked, model, reply, trained
@@ -23,7 +24,24 @@ from cosdefense.flower import Defended
 from cosdefense.flower.arrays import Form, NDArray, forms_of
 from cosdefense.flower.guard import inspect, question_of
 
-NUMBERS = (0, -1, 1, 250, -250, 1e9, 1e300, -1e300, float("nan"), float("inf"), 10**18, True, [], [1.0], [1, 2], 5e-324)
+NUMBERS: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    250,
+    -250,
+    1e9,
+    1e300,
+    -1e300,
+    float("nan"),
+    float("inf"),
+    10**18,
+    True,
+    [],
+    [1.0],
+    [1, 2],
+    5e-324,
+)
 TEXTS = ("", "float32", "float64", "int64", ">f4", "O", "numpy.ndarray", "pickle", "\n", "é" * 50)
 
 
@@ -75,8 +93,8 @@ def records(body: RecordDict, generator: random.Random) -> None:
         case 1:
             body[generator.choice(TEXTS)] = MetricRecord({"a": 1.0})
         case _:
-            found = body[name]
-            found[generator.choice(TEXTS)] = found.pop(next(iter(found)))  # type: ignore[index,union-attr,call-arg,arg-type]
+            found: Any = body[name]
+            found[generator.choice(TEXTS)] = found.pop(next(iter(found)))
 
 
 MUTATIONS: tuple[Callable[[RecordDict, random.Random], None], ...] = (array, array, array, claims, metrics, records)
@@ -87,7 +105,8 @@ def mutated(message: Message, arrays: dict[str, NDArray], generator: random.Rand
     generator.choice(MUTATIONS)(body, generator)
     if generator.random() < 0.1:
         field = generator.choice(["src_node_id", "reply_to_message_id"])
-        return reply(message, body, **{field: generator.choice([0, 1, 2**64 - 1]) if "node" in field else "x"})
+        changes: dict[str, Any] = {field: generator.choice([0, 1, 2**64 - 1]) if "node" in field else "x"}
+        return reply(message, body, **changes)
     return reply(message, body)
 
 

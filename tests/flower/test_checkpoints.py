@@ -195,7 +195,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_kept(tmp_path: Path) -> N
     wider = {name: array.astype(np.float64) if name == "head.bias" else array for name, array in model().items()}
     smaller = {name: array for name, array in model().items() if name != "head.bias"}
     turned = dict(reversed(model().items()))
-    good = lambda: defended("FedAdam", folder)  # noqa: E731
+
+    def good() -> Defended:
+        return defended("FedAdam", folder)
+
     refused(folder, "holds a checkpoint already.*resume=True", ValueError, good(), resume=False)
     refused(folder, r"another model: of 'head.bias' it has .*float32.*this has .*float64", ValueError, good(), wider)
     refused(folder, r"another model: of 'head.bias' it has .*this has None", ValueError, good(), smaller)

@@ -134,7 +134,7 @@ def test_all_failing_skips_the_round_and_the_run_goes_on() -> None:
     def watch(number: int, arrays: object) -> None:
         models[number] = b"".join(array.tobytes() for array in arrays_of(arrays).values())
 
-    result = defended.start(LocalGrid(in_round_two), record(start), num_rounds=3, evaluate_fn=watch)  # type: ignore[arg-type]
+    result = defended.start(LocalGrid(in_round_two), record(start), num_rounds=3, evaluate_fn=watch)
     skipped = [int(result.train_metrics_clientapp[k]["cosdefense-skipped"]) for k in (1, 2, 3)]  # type: ignore[arg-type]
     assert skipped == [0, 1, 0]
     assert models[0] != models[1] == models[2] != models[3]
