@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
+
+# Bulyan and QFedAvg collect garbage after every array, which takes long beside all that pytest has loaded: none of that
+# will ever be garbage.
+gc.collect()
+gc.freeze()
 
 NODES: dict[str, Any] = {"min_train_nodes": 8, "min_evaluate_nodes": 8, "min_available_nodes": 8}
 
