@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
+import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -15,6 +15,8 @@ from numpy.lib import format as npy
 from .reasons import BadReply, Reason
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
+MAGIC = b"\x93NUMPY"
+LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4}  # of the header's length, by version; 3.0 is for names in other scripts
 MAX_HEADER = 4096  # bytes; numpy writes 128
 SERIALIZATION = "numpy.ndarray"  # the only kind that Flower itself writes
 
@@ -51,32 +53,51 @@ def read_array(array: Array, form: Form, name: str) -> NDArray:
     """One array of exactly this form, with finite numbers."""
     if array.stype != SERIALIZATION:
         raise BadReply(Reason.FORMAT, f"{name} needs serialization {SERIALIZATION}, got {array.stype!r:.40}")
-    stream = io.BytesIO(array.data[:MAX_HEADER])
-    shape, fortran, dtype = _header(stream, name)
-    if shape != form.shape or tuple(array.shape) != form.shape:
-        raise BadReply(Reason.SHAPE, f"{name} needs shape {form.shape}, got {shape!r:.80}")
-    if dtype != form.dtype or array.dtype != str(form.dtype):
-        raise BadReply(Reason.DTYPE, f"{name} needs {form.dtype}, got {dtype!r:.40}")
-    start = stream.tell()
-    if len(array.data) - start != form.n_bytes:
-        raise BadReply(Reason.LENGTH, f"{name} needs {form.n_bytes} bytes, got {len(array.data) - start}")
-    values = np.frombuffer(array.data, form.dtype, offset=start).reshape(form.shape, order="F" if fortran else "C")
+    header = _read_header(array.data, name)
+    if header.shape != form.shape or tuple(array.shape) != form.shape:
+        raise BadReply(Reason.SHAPE, f"{name} needs shape {form.shape}, got {header.shape!r:.80}")
+    if header.descr != npy.dtype_to_descr(form.dtype) or array.dtype != str(form.dtype):
+        raise BadReply(Reason.DTYPE, f"{name} needs {form.dtype}, got {header.descr!r:.40}")
+    length = len(array.data) - header.end
+    if length != form.n_bytes:
+        raise BadReply(Reason.LENGTH, f"{name} needs {form.n_bytes} bytes, got {length}")
+    values = np.frombuffer(array.data, form.dtype, offset=header.end).reshape(form.shape, order=header.order)
     if np.issubdtype(form.dtype, np.inexact) and not bool(np.isfinite(values).all()):
         raise BadReply(Reason.NOT_FINITE, f"{name} holds NaN or infinity")
     return values
 
 
-def _header(stream: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """What the bytes say of themselves. Reads text, allocates nothing."""
+@dataclass(frozen=True)
+class _Header:
+    """What the bytes say of themselves."""
+
+    descr: object
+    shape: object
+    order: Literal["C", "F"]
+    end: int  # where the numbers begin
+
+
+def _read_header(data: bytes, name: str) -> _Header:
+    """Reads text, allocates nothing. Stricter than numpy, which still accepts what Python 2 wrote, with a warning."""
+    version = bytes(data[6:8])
+    if data[:6] != MAGIC or version not in LENGTH_BYTES:
+        raise BadReply(Reason.FORMAT, f"{name} needs the npy format 1.0 or 2.0, got {bytes(data[:8])!r}")
+    start = 8 + LENGTH_BYTES[version]
+    end = start + int.from_bytes(data[8:start], "little")
+    text = bytes(data[start : min(end, MAX_HEADER)])
+    if (
+        end > min(MAX_HEADER, len(data)) or not text.isascii() or b"\\" in text
+    ):  # no escapes: Python warns of wrong ones
+        raise BadReply(Reason.FORMAT, f"{name} has no npy header of at most {MAX_HEADER} plain characters")
     try:
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise BadReply(Reason.FORMAT, f"{name} needs the npy format 1.0 or 2.0, got {version}")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream, max_header_size=MAX_HEADER)
+        told = ast.literal_eval(text.decode().strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise BadReply(Reason.FORMAT, f"{name} has no readable npy header: {error!s:.80}") from error
-    return shape, fortran, dtype
+        raise BadReply(Reason.FORMAT, f"{name} has no readable npy header ({type(error).__name__})") from error
+    if not isinstance(told, dict) or set(told) != {"descr", "fortran_order", "shape"}:
+        raise BadReply(Reason.FORMAT, f"{name} has an npy header without descr, fortran_order and shape")
+    if not isinstance(told["fortran_order"], bool):
+        raise BadReply(Reason.FORMAT, f"{name} has an npy header whose fortran_order is neither True nor False")
+    return _Header(told["descr"], told["shape"], "F" if told["fortran_order"] else "C", end)
 
 
 def _difference(got: set[str], wanted: set[str]) -> str:

@@ -9,29 +9,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.message import make_message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..aggregators import Mean
-from ..cohort import Cohort, TooFewClients, TrustedData
+from ..cohort import Cohort, MissingTrustedData, TooFewClients, TrustedData
 from ..defense import Defense, Filter, Judgment, State, Verdict
-from ..layout import Layout
 from ..randomness import derive
 from ..records import RoundRecord
-from .arrays import Form, NDArray, forms_of, own_arrays
-from .guard import Answer, Inspection, Lost, inspect, question_of
+from .arrays import Form, forms_of, own_arrays
+from .exchange import Exchange, metrics_reply, weighted_by
+from .guard import Answer, Inspection, Lost, inspect, question_of, quoted
+from .memory import kinds_of, undone_on_failure
 from .reasons import Reason
+from .telling import evaluate_metrics, record_of, train_metrics
 
 log = logging.getLogger("flwr")
-
-METRICS = "metrics"  # the record of metrics in messages that are rebuilt
-PREFIX = "cosdefense"  # of what is added to a round's metrics
 
 
 class Defended(Strategy):
@@ -72,7 +69,7 @@ class Defended(Strategy):
         self.seed = secrets.randbits(62) if seed is None else seed
         self.state: State = self.defense.init()
         self.record: RoundRecord | None = None  # of the round that was aggregated last
-        self._global: dict[str, NDArray] = {}
+        self._exchange: Exchange | None = None  # about the model that was sent last
         self._asked: list[Message] = []
 
     def summary(self) -> None:
@@ -89,7 +86,7 @@ class Defended(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Remember what is sent to whom; replies are compared with it."""
-        self._global = own_arrays(arrays)
+        self._exchange = Exchange.of(self.strategy, own_arrays(arrays), self.head)
         with _drawing(self.seed, "train", server_round):
             self._asked = list(self.strategy.configure_train(server_round, arrays, config, grid))
         return self._asked
@@ -105,53 +102,59 @@ class Defended(Strategy):
         self, server_round: int, replies: Iterable[Message], lost: Sequence[Lost] = ()
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Guard, judge, delegate. `(None, …)` keeps the model as it is. Lost: what the grid could not deliver."""
-        found = self._inspected(replies, forms_of(self._global), lost)
+        if self._exchange is None:
+            raise RuntimeError(
+                "aggregate_train needs configure_train before it: replies are compared with what was sent"
+            )
+        exchange = self._exchange
+        found = self._inspected(replies, forms_of(exchange.arrays), lost)
         if len(found.answers) < self.quorum:
             return self._skipped(found, f"{len(found.answers)} usable replies, the quorum is {self.quorum}")
-        cohort = self._cohort(found.answers, server_round)
+        cohort = self._cohort(exchange, found.answers, server_round)
         try:
-            verdict, state, judged = self._judged(cohort)
+            verdict, self.state, judged = self._judged(cohort)
+        except MissingTrustedData:  # nothing that a client did
+            raise
         except TooFewClients as problem:
             return self._skipped(found, str(problem))
-        self.state = state
+        except Exception as error:  # numbers that a rule did not expect cost the round, not the run
+            log.exception("%s could not judge round %d", self.defense, server_round)
+            return self._skipped(found, f"the defense failed: {quoted(error)}")
         if verdict.skipped:
             return self._skipped(found, verdict.skipped, verdict)
-        return self._delegated(server_round, found, cohort, verdict, judged)
+        return self._delegated(server_round, exchange, found, cohort, verdict, judged)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message], lost: Sequence[Lost] = ()
     ) -> MetricRecord | None:
         """The same guard; every client that answered properly counts the same."""
-        found = self._inspected(replies, None, lost)
-        if not found.answers:
-            return None
-        messages = [self._message(answer, {}, answer.metrics, self._claim(answer)) for answer in found.answers]
+        found, key = self._inspected(replies, None, lost), weighted_by(self.strategy)
+        messages = [metrics_reply(answer, answer.metrics, key, self._claim(answer)) for answer in found.answers]
+        metrics: MetricRecord | None = None
         try:
-            with _drawing(self.seed, "aggregate-evaluate", server_round):
-                return self.strategy.aggregate_evaluate(server_round, messages)
+            if messages:
+                with _drawing(self.seed, "aggregate-evaluate", server_round), undone_on_failure(self.strategy):
+                    metrics = self.strategy.aggregate_evaluate(server_round, messages)
         except Exception:  # what clients sent may break somebody's own metric function, not the run
-            log.exception(
-                "%s could not aggregate the evaluation of round %d", type(self.strategy).__name__, server_round
-            )
-            return None
+            log.exception("%s could not aggregate the evaluation of round %d", kinds_of(self.strategy), server_round)
+        return evaluate_metrics(found, metrics)
 
     # ---- a round, step by step
 
     def _inspected(
         self, replies: Iterable[Message], forms: Mapping[str, Form] | None, lost: Sequence[Lost]
     ) -> Inspection:
-        found = inspect(replies, question_of(self._asked, forms, self._weighted_by))
+        found = inspect(replies, question_of(self._asked, forms, weighted_by(self.strategy)))
         found.refused += lost
         for node, reason, detail in found.refused:
             log.warning("reply of node %d rejected (%s): %s", node, reason, detail)
         return found
 
-    def _cohort(self, answers: Sequence[Answer], server_round: int) -> Cohort:
-        layout = Layout.of(self._global, self.head)
-        params = _flat(layout, self._global)
-        rows = torch.stack([_flat(layout, answer.arrays) for answer in answers]) - params
+    def _cohort(self, exchange: Exchange, answers: Sequence[Answer], server_round: int) -> Cohort:
+        params = exchange.flat(exchange.arrays)
+        rows = exchange.updates(answers, params)
         cohort = Cohort.of(
-            rows, params, layout, torch.tensor([_signed(answer.node) for answer in answers]),
+            rows, params, exchange.layout, torch.tensor([_signed(answer.node) for answer in answers]),
             seed=derive(self.seed, "defense", server_round), trusted_data=self.trusted_data,
         )  # fmt: skip
         weights = torch.tensor([self._claim(answer) for answer in answers], dtype=rows.dtype)
@@ -166,84 +169,34 @@ class Defended(Strategy):
         return verdict, (*state[:-2], state[-1]), rows.seen or cohort.only(verdict.weights != 0)
 
     def _delegated(
-        self, server_round: int, found: Inspection, cohort: Cohort, verdict: Verdict, judged: Cohort
+        self,
+        server_round: int,
+        exchange: Exchange,
+        found: Inspection,
+        cohort: Cohort,
+        verdict: Verdict,
+        judged: Cohort,
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         answers = {_signed(answer.node): answer for answer in found.answers}
         accepted = [answers[client] for client in judged.clients.tolist()]
-        weights = judged.weights.tolist()
         if self.aggregates:
-            metrics = _mean_metrics([answer.metrics for answer in accepted], weights)
-            messages = [self._message(accepted[0], self._named(cohort, cohort.params + verdict.update), metrics, 1.0)]
+            params = cohort.params + verdict.update
+            messages = [exchange.combined_reply(accepted, judged.weights.tolist(), params)]
         else:
-            messages = [
-                self._message(answer, self._arrays(answer, cohort, row), answer.metrics, weight)
-                for answer, row, weight in zip(accepted, judged.updates, weights, strict=True)
-            ]
-        before = dict(vars(self.strategy))
+            messages = exchange.replies(accepted, cohort, judged)
         try:
-            with _drawing(self.seed, "aggregate", server_round):
-                arrays, metrics_record = self.strategy.aggregate_train(server_round, messages)
-            result = None if arrays is None else self._fitting(arrays)
+            with _drawing(self.seed, "aggregate", server_round), undone_on_failure(self.strategy):
+                arrays, metrics = self.strategy.aggregate_train(server_round, messages)
+                model = None if arrays is None else exchange.model_of(arrays)
         except Exception as error:
-            log.exception("%s could not aggregate round %d", type(self.strategy).__name__, server_round)
-            vars(self.strategy).update(before)
-            return self._skipped(found, f"the wrapped strategy failed: {type(error).__name__}: {error!s:.120}", verdict)
-        return result, self._told(found, verdict, None, metrics_record)
-
-    def _arrays(self, answer: Answer, cohort: Cohort, row: torch.Tensor) -> Mapping[str, NDArray]:
-        """As the client sent them, unless a filter has rewritten the update."""
-        index = cohort.clients.tolist().index(_signed(answer.node))
-        if torch.equal(row, cohort.updates[index]):
-            return {**answer.arrays, **self._counters()}
-        return self._named(cohort, cohort.params + row)
-
-    def _named(self, cohort: Cohort, vector: torch.Tensor) -> Mapping[str, NDArray]:
-        tensors = cohort.layout.unflatten(vector)
-        return {
-            name: tensors[name].numpy().astype(own.dtype) if name in tensors else own
-            for name, own in self._global.items()
-        }
-
-    def _counters(self) -> dict[str, NDArray]:
-        """Integers do not travel: averaging a counter means nothing, and a client may send any."""
-        return {name: own for name, own in self._global.items() if not np.issubdtype(own.dtype, np.floating)}
-
-    def _fitting(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The new model in the form of the old one; an error if it cannot be."""
-        fitted = {}
-        for name, own in self._global.items():
-            array = np.asarray(arrays[name].numpy())
-            if array.shape != own.shape:
-                raise ValueError(f"{name} has shape {array.shape} instead of {own.shape}")
-            array = np.asarray(array if np.issubdtype(own.dtype, np.floating) else np.rint(array)).astype(own.dtype)
-            if np.issubdtype(own.dtype, np.floating) and not np.isfinite(array).all():
-                raise ValueError(f"{name} is not finite")
-            fitted[name] = Array(array)
-        return ArrayRecord(fitted)
-
-    def _message(
-        self, answer: Answer, arrays: Mapping[str, NDArray], metrics: Mapping[str, Any], weight: float
-    ) -> Message:
-        """A clean message with only what is known."""
-        content = RecordDict({METRICS: MetricRecord({**metrics, self._weighted_by: weight})})
-        if arrays:
-            content[self._arrays_key] = ArrayRecord(
-                {name: Array(np.asarray(a, order="C")) for name, a in arrays.items()}
-            )
-        return make_message(metadata=answer.message.metadata, content=content)
+            log.exception("%s could not aggregate round %d", kinds_of(self.strategy), server_round)
+            return self._skipped(found, f"the wrapped strategy failed: {quoted(error)}", verdict)
+        if model is None:
+            return self._skipped(found, f"{kinds_of(self.strategy)} returned no model", verdict)
+        return model, self._told(found, verdict, None, metrics)
 
     def _claim(self, answer: Answer) -> float:
         return min(answer.examples, float(self.max_examples)) if self.weigh_by_examples else 1.0
-
-    @property
-    def _weighted_by(self) -> str:
-        return str(_attribute(self.strategy, "weighted_by_key", "num-examples"))
-
-    @property
-    def _arrays_key(self) -> str:
-        return str(_attribute(self.strategy, "arrayrecord_key", "arrays"))
-
-    # ---- what is told about it
 
     def _skipped(self, found: Inspection, why: str, verdict: Verdict | None = None) -> tuple[None, MetricRecord]:
         log.warning("the model stays as it is: %s", why)
@@ -252,32 +205,11 @@ class Defended(Strategy):
     def _told(
         self, found: Inspection, verdict: Verdict | None, skipped: str | None, metrics: MetricRecord | None
     ) -> MetricRecord:
-        """The round's record, and numbers beside those that clients sent."""
-        nodes = [answer.node for answer in found.answers]
-        weights = verdict.weights.tolist() if verdict else [0.0] * len(nodes)
-        reasons = [None if weight else Reason.DEFENSE for weight in weights] if verdict else [None] * len(nodes)
-        for node, reason in zip(nodes, reasons, strict=True):
-            if reason:
+        self.record = record_of(found, verdict, skipped)
+        for node, reason in zip(self.record.clients, self.record.reasons, strict=True):
+            if reason == Reason.DEFENSE:  # the others were logged when they were refused
                 log.warning("reply of node %d rejected (%s)", node, reason)
-        scores = {name: values.tolist() for name, values in verdict.evidence.items()} if verdict else {}
-        blank = [None] * len(found.refused)
-        self.record = RoundRecord(
-            round=0,
-            clients=(*nodes, *(node for node, _, _ in found.refused)),
-            weights=(*weights, *(0.0 for _ in found.refused)),
-            skipped=skipped,
-            scores={name: (*(_known(value) for value in values), *blank) for name, values in scores.items()},
-            reasons=(*map(_text, reasons), *(str(reason) for _, reason, _ in found.refused)),
-        )
-        told = MetricRecord(dict(metrics) if metrics else {})
-        told[f"{PREFIX}-received"] = len(nodes) + len(found.refused)
-        told[f"{PREFIX}-accepted"] = sum(weight != 0 for weight in weights)
-        told[f"{PREFIX}-skipped"] = int(skipped is not None)
-        for reason in Reason:
-            count = sum(text == reason for text in self.record.reasons)
-            if count:
-                told[f"{PREFIX}-rejected-{reason}"] = count
-        return told
+        return train_metrics(self.record, metrics)
 
     def start(
         self,
@@ -323,38 +255,6 @@ def _drawing(seed: int, *purpose: str | int) -> Iterator[None]:
         np.random.set_state(numpy_before)
 
 
-def _flat(layout: Layout, arrays: Mapping[str, NDArray]) -> torch.Tensor:
-    wide = any(array.dtype == np.float64 for array in arrays.values())
-    return layout.flatten(arrays).to(torch.float64 if wide else torch.float32)
-
-
 def _signed(node: int) -> int:
     """Identities have 64 bits without a sign; a tensor's have one."""
     return node - 2**64 if node >= 2**63 else node
-
-
-def _mean_metrics(metrics: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
-    shares = np.array(weights) / sum(weights)
-    return {
-        key: [float(v) for v in shares @ np.array([m[key] for m in metrics])]
-        if isinstance(metrics[0][key], list)
-        else float(shares @ np.array([m[key] for m in metrics]))
-        for key in metrics[0]
-    }
-
-
-def _attribute(strategy: Strategy, name: str, default: str) -> Any:
-    """Of the strategy, or of the one it wraps itself."""
-    while strategy is not None:
-        if hasattr(strategy, name):
-            return getattr(strategy, name)
-        strategy = getattr(strategy, "strategy", None)  # type: ignore[assignment]
-    return default
-
-
-def _known(value: float) -> float | None:
-    return None if value != value else value
-
-
-def _text(reason: Reason | None) -> str | None:
-    return None if reason is None else str(reason)

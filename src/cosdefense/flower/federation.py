@@ -85,10 +85,7 @@ def _begun(defended: Defended, folder: Folder | None, initial_arrays: ArrayRecor
             f"{folder.path} holds a checkpoint already: go on with start(…, resume=True), or choose another folder"
         )
     if folder.has_checkpoint:
-        now = folder.load(defended)
-        wanted, found = forms_of(own_arrays(initial_arrays)), forms_of(own_arrays(now.arrays))
-        if wanted != found:
-            raise ValueError(f"{folder.path} holds another model: {sorted(found)[:5]} …, needed {sorted(wanted)[:5]} …")
+        now = folder.load(defended, forms_of(own_arrays(initial_arrays)))
         log.info("resumed after round %d from %s", now.done, folder.path)
         return now
     folder.begin(_header(defended))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import queue
 import threading
 import time
@@ -13,13 +13,12 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from .guard import Lost
+from .guard import Lost, quoted
 from .reasons import Reason
 
-log = logging.getLogger("flwr")
-
 POLL_SECONDS = 0.5
-STUCK_SECONDS = 10.0  # a single pull that takes longer is left alone with its thread
+STUCK_SECONDS = 10.0  # a single pull that takes longer is left alone with its thread; sooner if the deadline is near
+ATTEMPTS = 3  # at a reply that cannot be read: the network may have failed once, the client's bytes always will
 
 
 class GuardedGrid(Grid):
@@ -58,37 +57,53 @@ class GuardedGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies that arrived in time and could be read."""
         limits = [seconds for seconds in (timeout, self._deadline) if seconds is not None]
-        end = time.monotonic() + min(limits) if limits else None
-        asked = {message.metadata.dst_node_id: message for message in messages}
         self.refused = []
-        waiting = self._push(list(asked.values()))
+        waiting = self._push(messages)
+        end = time.monotonic() + min(limits) if limits else math.inf  # from when everybody has been asked
         replies: list[Message] = []
-        pulls = _Pulls(self._inner)
-        while waiting and (end is None or time.monotonic() < end):
+        failures: dict[str, list[Exception]] = {}
+        pulls = _Pulls(self._inner, _patience(len(waiting), end - time.monotonic()))
+        while waiting and time.monotonic() < end:
             pulls.keep_going(waiting)
-            for identifier, pulled in pulls.finished(POLL_SECONDS if end is None else end - time.monotonic()):
-                if identifier not in waiting or not pulled:
+            for identifier, pulled in pulls.finished(end - time.monotonic()):
+                if identifier not in waiting:
                     continue
-                node = waiting.pop(identifier)
                 if isinstance(pulled, Exception):
-                    self.refused.append((node, Reason.BROKEN, f"{type(pulled).__name__}: {pulled!s:.120}"))
-                else:
+                    failures.setdefault(identifier, []).append(pulled)
+                elif pulled:
                     replies += pulled
+                    del waiting[identifier]
+                elif identifier in failures:  # it was delivered, could not be read, and is gone
+                    failures[identifier].append(failures[identifier][0])
+                if len(failures.get(identifier, [])) >= ATTEMPTS and identifier in waiting:
+                    self.refused.append((waiting.pop(identifier), Reason.BROKEN, quoted(failures[identifier][0])))
         pulls.stop()
         self.refused += [(node, Reason.LATE, "no reply before the deadline") for node in waiting.values()]
         return replies
 
-    def _push(self, messages: list[Message]) -> dict[str, int]:
+    def _push(self, messages: Iterable[Message]) -> dict[str, int]:
         """Which node each message went to. One by one: a message that cannot be sent costs itself."""
-        sent = {}
+        sent: dict[str, int] = {}
+        failure: Exception | None = None
         for message in messages:
             node = message.metadata.dst_node_id
-            identifiers = list(self._inner.push_messages([message]))
-            if identifiers and identifiers[0]:
-                sent[identifiers[0]] = node
+            try:
+                identifiers = list(self._inner.push_messages([message]))
+            except Exception as error:
+                failure, identifiers = error, []
+                self.refused.append((node, Reason.UNSENT, quoted(error)))
             else:
-                self.refused.append((node, Reason.BROKEN, "the message could not be sent"))
+                if not identifiers or not identifiers[0]:
+                    self.refused.append((node, Reason.UNSENT, "the transport did not take the message"))
+            sent.update({identifier: node for identifier in identifiers[:1] if identifier})
+        if failure and not sent:
+            raise failure  # the transport is gone: better to stop than to skip all rounds that are left
         return sent
+
+
+def _patience(n_waiting: int, seconds: float) -> float:
+    """How long one pull may take before the others go on without it: they must all get their turn."""
+    return min(STUCK_SECONDS, max(0.2, seconds / (2 * max(n_waiting, 1))))
 
 
 Pulled = tuple[str, list[Message] | Exception]
@@ -97,8 +112,8 @@ Pulled = tuple[str, list[Message] | Exception]
 class _Pulls:
     """Pulls replies one at a time in a thread; if one hangs, the others go on in another thread."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, patience: float) -> None:
+        self._grid, self._patience = grid, patience
         self._results: queue.SimpleQueue[Pulled] = queue.SimpleQueue()
         self._stuck: set[str] = set()  # still being pulled; what comes of it is taken if it comes in time
         self._thread: _Thread | None = None
@@ -107,11 +122,11 @@ class _Pulls:
     def keep_going(self, waiting: Collection[str]) -> None:
         """Have a thread at work, unless it is too early to ask again."""
         if self._thread is not None and self._thread.is_alive():
-            if time.monotonic() - self._thread.since > STUCK_SECONDS:
-                self._stuck.add(self._thread.current)
-                self._thread.stopped = True
-            else:
+            identifier, since = self._thread.busy
+            if not identifier or time.monotonic() - since <= self._patience:
                 return
+            self._stuck.add(identifier)
+            self._thread.stopped = True
         elif time.monotonic() < self._next:
             return
         asked = [identifier for identifier in waiting if identifier not in self._stuck]
@@ -138,16 +153,22 @@ class _Thread(threading.Thread):
     """A daemon: a pull that never returns must not keep the process alive."""
 
     def __init__(self, grid: Grid, identifiers: Sequence[str], results: queue.SimpleQueue[Pulled]) -> None:
-        super().__init__(daemon=True)
+        super().__init__(name="cosdefense-pull", daemon=True)
         self._grid, self._identifiers, self._results = grid, identifiers, results
-        self.current, self.since, self.stopped = "", time.monotonic(), False
+        self.busy: tuple[str, float] = ("", 0.0)  # what is being pulled, and since when; one value, read as a whole
+        self.stopped = False
 
     def run(self) -> None:
         for identifier in self._identifiers:
             if self.stopped:
                 return
-            self.current, self.since = identifier, time.monotonic()
-            try:
-                self._results.put((identifier, list(self._grid.pull_messages([identifier]))))
-            except Exception as error:  # the bytes of one client may break it; the others' must still be read
-                self._results.put((identifier, error))
+            self.busy = (identifier, time.monotonic())
+            result = self._pull(identifier)
+            self.busy = ("", 0.0)  # before the result is known, or a finished pull might be taken for a stuck one
+            self._results.put((identifier, result))
+
+    def _pull(self, identifier: str) -> list[Message] | Exception:
+        try:
+            return list(self._grid.pull_messages([identifier]))
+        except Exception as error:  # the bytes of one client may break it; the others' must still be read
+            return error

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from flwr.app import Message, MetricRecord
+import numpy as np
+from flwr.app import Message
 
 from .arrays import Form, NDArray, read_arrays
 from .reasons import BadReply, Reason
@@ -53,31 +55,52 @@ class Inspection:
 def inspect(replies: Iterable[Message], question: Question) -> Inspection:
     """Each reply is read in isolation: one that is broken costs itself, never the round."""
     found = Inspection()
-    for reply in replies:
+    for reply in _each(replies, found):
         node = 0
         try:
-            node = int(reply.metadata.src_node_id)
-            _bind(reply, question)
+            node = _asked_node(reply, question)
+            _bind(reply, node)
             found.answers.append(_answer(reply, node, question))
         except BadReply as bad:
             found.refuse(node, bad.reason, str(bad))
         except Exception as error:  # whatever a hostile object does when it is looked at
-            found.refuse(node, Reason.BROKEN, f"{type(error).__name__}: {error!s:.120}")
+            found.refuse(node, Reason.BROKEN, quoted(error))
     found.answers.sort(key=lambda answer: (answer.digest, answer.node))
     _one_per_node(found)
     _agree_on_metrics(found)
     return found
 
 
-def _bind(reply: Message, question: Question) -> None:
+def quoted(error: object) -> str:
+    """What an error says, which a client may have written: in one line, short, and without control characters."""
+    text = repr(str(error)[:120])
+    return f"{type(error).__name__}: {text}" if isinstance(error, BaseException) else text
+
+
+def _each(replies: Iterable[Message], found: Inspection) -> Iterator[Message]:
+    """A transport that breaks while it delivers has delivered what came before."""
+    try:
+        yield from replies
+    except Exception as error:
+        found.refuse(0, Reason.BROKEN, f"the transport broke: {quoted(error)}")
+
+
+def _asked_node(reply: Message, question: Question) -> int:
+    """Whose answer this is: the node that the answered message went to, whatever the reply says of itself."""
     about = reply.metadata
-    if question.sent and question.sent.get(about.reply_to_message_id) is None:
-        raise BadReply(Reason.UNBOUND, "it answers no message of this round")
-    expected = question.sent.get(about.reply_to_message_id, about.src_node_id)
-    if reply.has_error():
-        raise BadReply(Reason.ERROR, f"the client failed: {reply.error.reason!s:.120}")
-    if about.src_node_id != expected or about.src_node_id not in question.nodes:
-        raise BadReply(Reason.UNBOUND, "it comes from a node that was not asked")
+    node = question.sent.get(about.reply_to_message_id, about.src_node_id if not question.sent else None)
+    if node is None or node not in question.nodes:
+        raise BadReply(
+            Reason.UNBOUND, f"it answers no message of this round, and says it comes from {about.src_node_id}"
+        )
+    return int(node)
+
+
+def _bind(reply: Message, node: int) -> None:
+    if reply.has_error():  # first, because the transport reports lost replies under its own name
+        raise BadReply(Reason.ERROR, f"the client failed: {quoted(reply.error.reason)}")
+    if reply.metadata.src_node_id != node:
+        raise BadReply(Reason.UNBOUND, f"it comes from node {reply.metadata.src_node_id}, which was not asked this")
 
 
 def _answer(reply: Message, node: int, question: Question) -> Answer:
@@ -89,7 +112,7 @@ def _answer(reply: Message, node: int, question: Question) -> Answer:
         arrays = read_arrays(next(iter(content.array_records.values())), question.forms)
     if len(content.metric_records) != 1:
         raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
-    record = next(iter(content.metric_records.values()))
+    record: dict[str, Any] = dict(next(iter(content.metric_records.values())))
     examples = _examples(record, question.weighted_by)
     metrics = {key: value for key, value in sorted(record.items()) if key != question.weighted_by}
     for key, value in metrics.items():
@@ -98,7 +121,7 @@ def _answer(reply: Message, node: int, question: Question) -> Answer:
     return Answer(node, reply, arrays, metrics, examples, _digest(arrays, metrics))
 
 
-def _examples(record: MetricRecord, key: str) -> float:
+def _examples(record: Mapping[str, Any], key: str) -> float:
     if key not in record:
         raise BadReply(Reason.EXAMPLES, f"needs the metric {key!r}")
     claim = record[key]
@@ -143,10 +166,11 @@ def _kind(metrics: Mapping[str, Metric]) -> tuple[tuple[str, int], ...]:
 
 
 def _digest(arrays: Mapping[str, NDArray], metrics: Mapping[str, Metric]) -> str:
+    """Of the values alone: whether they came row by row or column by column makes no difference."""
     hashed = hashlib.blake2b(repr(sorted(metrics.items())).encode(), digest_size=16)
     for name, array in arrays.items():
         hashed.update(name.encode())
-        hashed.update(array.reshape(-1, order="A").view("u1").data)
+        hashed.update(np.ascontiguousarray(array).reshape(-1).view("u1").data)
     return hashed.hexdigest()
 
 

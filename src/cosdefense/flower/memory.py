@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,28 @@ from torch import Tensor
 
 from .arrays import NDArray
 
-log = logging.getLogger("flwr")
-
 PLAIN = (bool, int, float, str)
 
 
-def pack_strategy(strategy: Strategy) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Its attributes as JSON values plus the tensors they point to; functions are not state."""
-    tensors: dict[str, Tensor] = {}
+@dataclass
+class PackedStrategy:
+    """Attributes as JSON values, the tensors they point to, and the names of those that cannot be written down."""
+
+    attributes: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def pack_strategy(strategy: Strategy) -> PackedStrategy:
+    """All that a strategy holds, down through the strategies it wraps; functions are not state."""
+    packed = PackedStrategy()
+    tensors = packed.tensors
 
     def walk(value: Any) -> Any:
+        if isinstance(value, np.generic):  # before PLAIN: numpy's float64 is a float, but makes float32 arrays wide
+            return {"scalar": _kept(np.asarray(value), tensors)}
         if value is None or isinstance(value, PLAIN):
             return value
-        if isinstance(value, np.generic):
-            return {"scalar": _kept(np.asarray(value), tensors)}
         if isinstance(value, np.ndarray):
             return {"array": _kept(value, tensors)}
         if isinstance(value, ArrayRecord):
@@ -48,10 +57,53 @@ def pack_strategy(strategy: Strategy) -> tuple[dict[str, Any], dict[str, Tensor]
             try:
                 known[name] = walk(value)
             except TypeError as error:
-                log.warning("%s.%s holds a %s: it is not in the checkpoint", type(owner).__name__, name, error)
+                packed.left_out.append(f"{type(owner).__name__}.{name}, a {error}")
         return known
 
-    return walk_attributes(strategy), tensors
+    packed.attributes = walk_attributes(strategy)
+    return packed
+
+
+def kinds_of(strategy: Strategy) -> str:
+    """The strategy's name and those of what it wraps, for people."""
+    inner = [value for value in vars(strategy).values() if isinstance(value, Strategy)]
+    return type(strategy).__name__ + "".join(f"({kinds_of(value)})" for value in inner)
+
+
+@contextmanager
+def undone_on_failure(strategy: Strategy) -> Iterator[None]:
+    """What a strategy remembers is as before if it fails, or if what it would remember is not finite."""
+    before = [(owner, dict(vars(owner))) for owner in _nested(strategy)]
+    try:
+        yield
+        for owner in _nested(strategy):
+            for name, value in vars(owner).items():
+                if not _is_finite(value):
+                    raise ValueError(f"{type(owner).__name__}.{name} would not be finite from now on")
+    except BaseException:
+        for owner, attributes in before:
+            vars(owner).clear()
+            vars(owner).update(attributes)
+        raise
+
+
+def _nested(strategy: Strategy) -> Iterator[Strategy]:
+    yield strategy
+    for value in vars(strategy).values():
+        if isinstance(value, Strategy):
+            yield from _nested(value)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, ArrayRecord):
+        return all(_is_finite(array.numpy()) for array in value.values())
+    if isinstance(value, Mapping):
+        return all(_is_finite(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_finite(item) for item in value)
+    if isinstance(value, np.ndarray | np.generic) and np.issubdtype(value.dtype, np.inexact):
+        return bool(np.isfinite(value).all())
+    return True
 
 
 def restore_strategy(strategy: Strategy, packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 class Reason(StrEnum):
     """A code per cause: in logs, in the round's metrics and in the records."""
 
+    UNSENT = "unsent"  # the transport did not take the message: the node was never asked
     ERROR = "error"  # the client says that it failed
     LATE = "late"  # nothing came before the deadline
     BROKEN = "broken"  # it could not be pulled or read at all
