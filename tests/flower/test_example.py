@@ -21,6 +21,12 @@ from cosdefense.records import RunRecord, read_run
 if not (COMMANDS / "flower-superlink").exists():
     pytest.skip("flower-superlink is not installed beside this Python", allow_module_level=True)
 
+if " " in sys.prefix:
+    # flwr 1.41 joins the folders of its database's migrations with spaces: the tables are never made.
+    pytest.skip(
+        "a SuperLink makes no database where flwr is installed below a path with a space", allow_module_level=True
+    )
+
 pytestmark = pytest.mark.federation
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
