@@ -26,7 +26,7 @@ from .preparation import choose_device, rehearse
 from .records import NotARun, RunRecord, read_run
 from .reinforcement import Lesson, MissingRLExtra, TrainingInterrupted, train_policy
 from .report import MissingReportExtra, write_paper_report, write_report
-from .reproduction import ALL, Cell, plan, publish_records
+from .reproduction import ALL, plan, publish_records
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -140,7 +140,7 @@ def reproduce(
     """
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
-    todo = [Job(cell.experiment, cell.experiment.folder(folder), _paper_label(cell), cell.play) for cell in cells]
+    todo = [Job(cell.experiment, cell.experiment.folder(folder), cell.label, cell.play) for cell in cells]
     if draw:
         todo = [job for job in todo if (job.folder / "records.jsonl").exists()]
         if not todo:
@@ -324,12 +324,6 @@ def _cell_label(cell: Experiment, experiment: Experiment) -> str:
     attacks = [attack.label] if len(experiment.attacks) > 1 else []
     seeds = [f"seed {seed}"] if len(experiment.seeds) > 1 else []
     return " · ".join((defense.label, *attacks, *seeds))
-
-
-def _paper_label(cell: Cell) -> str:
-    experiment = cell.experiment
-    (attack,), (defense,), (seed,) = experiment.attacks, experiment.defenses, experiment.seeds
-    return " · ".join((experiment.name.removeprefix("paper-"), defense.label, attack.label, f"seed {seed}"))
 
 
 def _records_below(folder: Path) -> list[Path]:

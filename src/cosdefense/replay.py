@@ -15,7 +15,7 @@ from torch import Tensor
 
 Train = Callable[[Tensor, Tensor, Tensor], Tensor]  # of start, images and labels of one client
 
-MAX_LANES = 4  # more gained nothing on an H200, neither for the small network nor for ResNet-18
+MAX_LANES = 4  # one leaves a large GPU half idle with a small network; each takes memory for a whole step
 WARM_UP = 2  # runs before recording: libraries choose their kernels and take their workspaces
 
 

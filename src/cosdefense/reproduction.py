@@ -99,6 +99,13 @@ class Cell:
     experiment: Experiment
     play: Play
 
+    @property
+    def label(self) -> str:
+        """How it is called while it runs."""
+        (attack,), (defense,), (seed,) = self.experiment.attacks, self.experiment.defenses, self.experiment.seeds
+        name = self.experiment.name.removeprefix("paper-")
+        return " · ".join((name, defense.label, attack.label, f"seed {seed}"))
+
 
 def plan(
     wanted: Sequence[str], *, datasets: Sequence[str] = (), n_seeds: int | None = None, quick: bool = False

@@ -95,7 +95,7 @@ class LocalGrid(Grid):
     def set_run(self, *_: Any, **__: Any) -> None: ...
 
     def create_message(self, *_: Any, **__: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError("deprecated in Flower: nothing here may call it")
 
     def get_node_ids(self) -> Iterable[int]:
         return reversed(self.nodes)
