@@ -82,15 +82,18 @@ def test_every_client_trains_as_a_plain_module_would() -> None:
 def test_what_is_recorded_is_the_likeness_after_the_round() -> None:
     experiment, data = cell(), load("digits")
     world = build_world(experiment, data, CPU)
+    start = world.task.initial()
     for record, after in alone(experiment, world, data, None):
-        models = after.params.view(10, -1).double().numpy()
+        models = after.params.view(10, -1)
+        compared = {"weights": models.double().numpy(), "changes": (models - start).double().numpy()}
         assert record.clients == tuple(range(10))
-        assert list(record.scores) == ["1.weight", "3.weight"]
-        for name in record.scores:
-            rows = models[:, world.task.layout.slices[name]]
+        names = [(what, name) for what in compared for name in ("1.weight", "3.weight")]
+        assert list(record.scores) == [f"{what}: {name}" for what, name in names]
+        for what, name in names:
+            rows = compared[what][:, world.task.layout.slices[name]]
             rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
             others = ((rows @ rows.T).sum(axis=1) - 1) / 9
-            assert record.scores[name] == pytest.approx(others.tolist(), abs=1e-9)
+            assert record.scores[f"{what}: {name}"] == pytest.approx(others.tolist(), abs=1e-9)
 
 
 def decided(folder: Path) -> tuple[list[RoundRecord], bytes]:

@@ -1,6 +1,8 @@
 """Clients that train alone, never averaged: how alike do their models stay, layer by layer?
 
-The paper's first figure, and the reason why CosDefense looks at the last layer.
+The paper's first figure, and the reason why CosDefense looks at the last layer. The paper speaks of weights; what a
+server receives is how they changed. Both are compared, because they tell different stories: weights share the start
+that all clients got, and that hides the last layer, which moves least.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from .simulation import Snapshot, World
 def alone(
     cell: Experiment, world: World, dataset: Dataset, resume: Snapshot | None
 ) -> Iterator[tuple[RoundRecord, Snapshot]]:
-    """A "round" is some local steps of every client; the scores are the layers' likenesses."""
+    """A "round" is some local steps of every client; scores are the likenesses of their layers' weights and changes."""
     (seed,), (attack,), (defense,), training = cell.seeds, cell.attacks, cell.defenses, cell.training
     device, n = world.labels.device, len(world.partition)
     if n < 2:
         raise ConfigError(f"data.clients must be at least 2 to be compared with each other, got {n}")
-    start = world.task.initial().to(device).repeat(n)  # one model behind the other
-    now = resume or Snapshot(0, start, defense.part.init(), attack.part.init())
+    start = world.task.initial().to(device)
+    now = resume or Snapshot(0, start.repeat(n), defense.part.init(), attack.part.init())  # one model behind the other
     for number in range(now.next_round, training.rounds):
         meter, models = Meter(device), now.params.view(n, -1).clone()
         images, labels = world.batches(
@@ -42,7 +44,11 @@ def alone(
             for i, model in enumerate(models):
                 one = slice(i, i + 1)
                 models[i] = model + train_clients(world.task, world.trainer, model, images[one], labels[one])[0]
-        likenesses = {layer: tuple(found.tolist()) for layer, found in layer_likeness(models, world.task.layout)}
+        likenesses = {
+            f"{what}: {layer}": tuple(found.tolist())
+            for what, rows in (("weights", models), ("changes", models - start))
+            for layer, found in layer_likeness(rows, world.task.layout)
+        }
         now = Snapshot(number + 1, models.flatten(), now.defense_state, now.attack_state)
         yield RoundRecord(number, tuple(range(n)), (1.0,) * n, scores=likenesses, seconds=meter.seconds), now
 

@@ -114,7 +114,10 @@ def _round(rng: Generator, number: int, name: str, attack: str, defense: str, sh
 
 def _alone(rng: Generator, number: int) -> RoundRecord:
     scores = {
-        layer: tuple(float(np.exp(-(index + 1) * (number + 1) / 60) + rng.normal(0, 0.01)) for _ in range(10))
+        f"{what}: {layer}": tuple(
+            float(np.exp(-(index + 1) * (number + 1) / 60) + rng.normal(0, 0.01)) for _ in range(10)
+        )
+        for what in ("weights", "changes")
         for index, layer in enumerate(LAYERS)
     }
     return RoundRecord(number, tuple(range(10)), (1.0,) * 10, (False,) * 10, scores=scores, seconds={"train": 0.1})

@@ -163,17 +163,20 @@ def test_figure_1_goes_from_input_to_output(runs: list[RunRecord], tables: Table
     assert [row["Layer"] for row in rows] == ["layer 1", "layer 2", "layer 3", "last layer"]
     assert [row["Tensor"] for row in rows] == list(LAYERS)
     alone = [run for run in runs if run.experiment == "paper-alone"]
-    ends = [score for run in alone for score in run.rounds[-1].scores["7.weight"] if score is not None]
-    assert len(ends) == 20
-    expected = [fmean(ends), min(ends), max(ends)]
-    columns = (f"After {ROUNDS * STEPS}", "Lowest client", "Highest client")
-    assert [rows[3][column] for column in columns] == [f"{value:.3f}" for value in expected]
-    (panel,) = figures["figure1"].panels
-    assert [row["iteration"] for row in panel.rows if row["tensor"] == "0.weight"] == [
-        STEPS * (number + 1) for number in range(ROUNDS)
-    ]
-    drawn = next(row for row in panel.rows if (row["tensor"], row["iteration"]) == ("7.weight", ROUNDS * STEPS))
-    assert [drawn[key] for key in ("mean", "low", "high")] == pytest.approx(expected, abs=1e-6)
+    panels = {panel.title: panel.rows for panel in figures["figure1"].panels}
+    assert list(panels) == ["Weights", "Changes"]
+    for what, drawn in panels.items():
+        kept = [run.rounds[-1].scores[f"{what.lower()}: 7.weight"] for run in alone]
+        ends = [score for scores in kept for score in scores if score is not None]
+        assert len(ends) == 20
+        assert rows[3][f"{what} after {ROUNDS * STEPS}"] == f"{fmean(ends):.3f}"
+        assert [row["iteration"] for row in drawn if row["tensor"] == "0.weight"] == [
+            STEPS * (number + 1) for number in range(ROUNDS)
+        ]
+        last = next(row for row in drawn if (row["tensor"], row["iteration"]) == ("7.weight", ROUNDS * STEPS))
+        assert [last[key] for key in ("mean", "low", "high")] == pytest.approx(
+            [fmean(ends), min(ends), max(ends)], abs=1e-6
+        )
 
 
 def test_figure_2_is_a_moving_average_over_the_rounds_so_far(

@@ -80,20 +80,27 @@ def _figure1(paper: Paper) -> Figure:
     rows = layer_rows(paper.alone)
     layers = list(dict.fromkeys(row["layer"] for row in rows))
     names = tuple(map(Entry, layers, colors(len(layers)), dashes(len(layers))))
-    caption = "Figure 1 of the paper: clients train alone, each on its own data. How alike are their weights, layer by "
-    caption += "layer? The mean cosine similarity with the other clients; bands reach from the lowest to the highest."
-    panels = (_similarity(rows, names),) if rows else ()
-    return Figure("figure1", "Figure 1: clients who train alone", caption, panels, legend=names, pickable=True)
+    caption = "Figure 1 of the paper: clients train alone, each on its own data. How alike are they, layer by layer? "
+    caption += "The mean cosine similarity with the other clients; bands reach from the lowest to the highest. Weights "
+    caption += "share the start that all clients got; how they changed since is what a server would receive."
+    parts = {what: [row for row in rows if row["of"] == what] for what in dict.fromkeys(row["of"] for row in rows)}
+    panels = tuple(_similarity(part, names, what) for what, part in parts.items())
+    return Figure("figure1", "Figure 1: clients who train alone", caption, panels, 460, 2, names, pickable=True)
 
 
-def _similarity(rows: list[Row], names: Sequence[Entry]) -> Panel:
+def _similarity(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
     tips = [tip("layer:N"), tip("tensor:N"), tip("iteration:Q"), tip("mean:Q", ".3f", "similarity")]
     tips += [tip("low:Q", ".3f", "lowest"), tip("high:Q", ".3f", "highest")]
     axis = round_axis("iteration")
-    layers = lines(rows, "layer", names, axis, lambda key: alt.Y(f"{key}:Q", title="cosine similarity"), tips)
+    scale = alt.Scale(zero=False)  # the weights' cosines all lie close to one
+
+    def height(key: str) -> alt.Y:
+        return alt.Y(f"{key}:Q", title="cosine similarity", scale=scale)
+
+    layers = lines(rows, "layer", names, axis, height, tips)
     ends = ", ".join(f"{row['layer']} {row['mean']:.3f}" for row in {row["layer"]: row for row in rows}.values())
-    said = f"Cosine similarity between clients who train alone, by layer; at the end: {ends}."
-    return Panel("", said, rows, pickable(layers, 300))
+    said = f"Cosine similarity of the {what} of clients who train alone, by layer; at the end: {ends}."
+    return Panel(what.capitalize(), said, rows, pickable(layers, 300))
 
 
 def _figure4(paper: Paper) -> Figure:

@@ -17,18 +17,19 @@ WINDOW = 40  # rounds of the moving average, as in the paper
 
 
 def layer_rows(groups: Sequence[Group]) -> list[Row]:
-    """Figure 1: by layer and iteration, how much the clients' weights are alike."""
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    """Figure 1: by layer and iteration, how much the clients' weights are alike, and how much their changes."""
+    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for run in (run for group in groups for run in group.runs):
         steps = setting(run.header, "experiment", "training", "local_steps") or 1
         for record in run.rounds:
-            for tensor, values in record.scores.items():
-                found[tensor, (record.round + 1) * steps] += _numbers(values)
-    labels = layer_labels(dict.fromkeys(tensor for tensor, _ in found))
-    drawn = set(_thinned(sorted({iteration for _, iteration in found})))
+            for name, values in record.scores.items():
+                what, _, tensor = name.partition(": ")
+                found[what, tensor, (record.round + 1) * steps] += _numbers(values)
+    labels = layer_labels(dict.fromkeys(tensor for _, tensor, _ in found))
+    drawn = set(_thinned(sorted({iteration for *_, iteration in found})))
     return [
-        {"layer": labels[tensor], "tensor": tensor, "iteration": iteration, **_band(values)}
-        for (tensor, iteration), values in found.items()
+        {"of": what, "layer": labels[tensor], "tensor": tensor, "iteration": iteration, **_band(values)}
+        for (what, tensor, iteration), values in found.items()
         if values and iteration in drawn
     ]
 

@@ -161,21 +161,21 @@ def _varied(name: str, title: str, values: Sequence[tuple[float, Group]], what: 
     return Table(name, title, note, headings, tuple(rows), 2, folded=True)
 
 
-BAND = ("mean", "low", "high")
-
-
 def _layers(paper: Paper) -> Table:
     rows = layer_rows(paper.alone)
     iterations = sorted({row["iteration"] for row in rows})
     first, last = (iterations[0], iterations[-1]) if iterations else (0, 0)
-    starts = {row["tensor"]: f"{row['mean']:.3f}" for row in rows if row["iteration"] == first}
+    means = {(row["of"], row["tensor"], row["iteration"]): f"{row['mean']:.3f}" for row in rows}
+    columns = [(what, iteration) for what in ("weights", "changes") for iteration in (first, last)]
     told = [
-        (row["layer"], row["tensor"], starts.get(row["tensor"], NOTHING), *(f"{row[key]:.3f}" for key in BAND))
-        for row in rows
-        if row["iteration"] == last
+        (layer, tensor, *(means.get((what, tensor, iteration), NOTHING) for what, iteration in columns))
+        for tensor, layer in {row["tensor"]: row["layer"] for row in rows}.items()
     ]
-    headings = ("Layer", "Tensor", f"After {first:,} iterations", f"After {last:,}", "Lowest client", "Highest client")
-    note = "Cosine similarity of a client's weights with those of the others, the mean over clients and seeds."
+    headings = ("Layer", "Tensor", *(f"{what.capitalize()} after {iteration:,}" for what, iteration in columns))
+    note = (
+        "Cosine similarity of a client's weights, and of how they changed since the start, with those of the others, "
+    )
+    note += "after so many iterations: the mean over clients and seeds."
     return Table("layers", "Figure 1 in numbers: clients alone", note, headings, tuple(told), 2, folded=True)
 
 
