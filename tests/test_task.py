@@ -45,6 +45,19 @@ def test_gradient_and_refreshed_buffers() -> None:
     assert torch.equal(after["0.weight"], model.get_parameter("0.weight"))
 
 
+def test_bfloat16_rounds_the_gradient_and_nothing_else() -> None:
+    model, (images, labels) = network(), batch()
+    exact, rounded = Task.of(model), Task.of(model, bfloat16=True)
+    start = exact.initial()
+    (gradient, refreshed), (coarse, about) = (task.gradient(start, images, labels) for task in (exact, rounded))
+    assert coarse.dtype == torch.float32
+    assert 1e-4 < float((coarse - gradient).norm() / gradient.norm()) < 3e-2  # eight bits of every activation
+    weights = slice(0, exact.layout.n_trainable)
+    assert torch.equal(about[weights], start[weights])
+    assert torch.allclose(about, refreshed, atol=1e-2)
+    assert torch.equal(exact.logits(start, images), rounded.logits(start, images))
+
+
 def test_logits_in_training_mode() -> None:
     """As the module itself would answer that nobody told to evaluate; its statistics play no part."""
     model, (images, _) = network(), batch()

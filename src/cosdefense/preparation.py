@@ -79,7 +79,12 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
     except ValueError as error:
         raise ConfigError(f"data.partition: {error}") from error
     world = World(
-        task=Task.of(build_model(cell, dataset).to(device), mean=dataset.mean, std=dataset.std),
+        task=Task.of(
+            build_model(cell, dataset).to(device),
+            mean=dataset.mean,
+            std=dataset.std,
+            bfloat16=cell.training.bfloat16,
+        ),
         images=dataset.train_images.to(device),
         labels=dataset.train_labels.to(device),
         partition=[free[own] for own in owned],

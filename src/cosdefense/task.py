@@ -28,6 +28,7 @@ class Task:
     layout: Layout
     mean: tuple[float, ...] = (0.0,)  # per channel
     std: tuple[float, ...] = (1.0,)
+    bfloat16: bool = False  # gradients through activations of eight bits; parameters stay as they are
 
     @cached_property
     def _channels(self) -> tuple[Tensor, Tensor]:
@@ -46,9 +47,11 @@ class Task:
         head: str | None = None,
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
+        bfloat16: bool = False,
     ) -> Task:
         """Any module that maps images to logits."""
-        task = cls(copy.deepcopy(model).train(), copy.deepcopy(model).eval(), Layout.of(model, head), mean, std)
+        training, evaluating = copy.deepcopy(model).train(), copy.deepcopy(model).eval()
+        task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16)
         _ = task._channels  # made here, not in the middle of a transformation that would wrap it
         return task
 
@@ -93,12 +96,17 @@ class Task:
 
         def loss(weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             fresh = {name: buffer.clone() for name, buffer in buffers.items()}
-            logits = functional_call(self.training, {**weights, **fresh}, (self._normalized(images),))
-            return cross_entropy(logits, labels), fresh
+            # No cache: what it keeps of the weights would be stale when a recording is replayed.
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False):
+                logits = functional_call(self.training, {**weights, **fresh}, (self._normalized(images),))
+            return cross_entropy(logits.to(params.dtype), labels), fresh
 
         slopes, fresh = torch.func.grad(loss, has_aux=True)(weights)
+        n_weights = self.layout.n_trainable
+        moved = [fresh[name].reshape(-1) for name, _ in self.layout.shapes if name not in weights]
+        steady = torch.cat([params[:n_weights], *moved]) if moved else params
         still = {name: torch.zeros_like(buffer) for name, buffer in fresh.items()}
-        return self.layout.flatten({**slopes, **still}), self.layout.flatten({**weights, **fresh})
+        return self.layout.flatten({**slopes, **still}), steady
 
     def _normalized(self, images: Tensor) -> Tensor:
         if self.mean == (0.0,) and self.std == (1.0,):

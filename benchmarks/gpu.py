@@ -1,0 +1,182 @@
+"""The simulator on a GPU: the paper's runs, and a round beside a plain loop, one batched computation and the limit.
+
+python benchmarks/gpu.py [mnist] [cifar-10] [--json FILE] [--markdown]    default: both; needs their data
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from measuring import Table, Timing, machine, options, report, timed
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from cosdefense.client import _train_batched, train_clients
+from cosdefense.data import load as load_data
+from cosdefense.data.datasets import Dataset
+from cosdefense.experiment import Experiment, load
+from cosdefense.preparation import build_model, build_world, choose_device
+from cosdefense.randomness import generator
+from cosdefense.reproduction import files
+from cosdefense.running import federated
+from cosdefense.simulation import World
+
+GOALS = {"mnist": 6.0, "cifar-10": 45.0}  # seconds for the paper's 1000 rounds
+PRECISIONS = {
+    "TF32": ("training.tf32=true",),
+    "float32": ("training.tf32=false",),
+    "bfloat16": ("training.bfloat16=true",),
+}
+GRID_ROUNDS = 200
+RUN = ("attacks=[{label='inner product', name='inner-product'}]", "defenses=[{name='cosdefense'}]", "seeds=[0]")
+
+
+def paper_run(name: str, *changes: str) -> Experiment:
+    """Table 3's run of CosDefense, tested as anybody would."""
+    return load(files() / f"{name}.toml", [*RUN, "training.batch_statistics=false", *changes])
+
+
+def whole_run(cell: Experiment, dataset: Dataset, device: torch.device) -> tuple[float, Counter[str], float]:
+    """Seconds from the first round to the last, those of each phase, and the accuracy at the end."""
+    torch.backends.cudnn.allow_tf32 = cell.training.tf32
+    world, phases, accuracy = build_world(cell, dataset, device), Counter[str](), 0.0
+    start = time.perf_counter()
+    for record, _ in federated(cell, world, dataset, None):
+        phases.update(record.seconds)
+        accuracy = accuracy if record.accuracy is None else record.accuracy
+    return time.perf_counter() - start, phases, accuracy
+
+
+def plain_round(
+    world: World, model: nn.Module, params: torch.Tensor, images: torch.Tensor, labels: torch.Tensor
+) -> None:
+    """Every client loads the global model, takes a step, and hands over what changed: as it is usually written."""
+    tensors = world.task.layout.unflatten(params)
+    start = {name: tensors.get(name, tensor).clone() for name, tensor in model.state_dict().items()}
+    mean, std = (values.float().view(-1, 1, 1) for values in world.task._channels)
+    updates = []
+    for batch, targets in zip(images, labels, strict=True):
+        model.load_state_dict(copy.deepcopy(start))
+        optimizer = torch.optim.SGD(model.parameters(), lr=world.trainer.lr)
+        cross_entropy(model((batch[0] - mean) / std), targets[0]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        updates.append(world.task.layout.flatten(model.state_dict()) - params)
+    torch.stack(updates)
+
+
+def flops(world: World, model: nn.Module, images: torch.Tensor) -> float:
+    """Multiplications and additions of a round's training, counted while one client trains."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        model(images[0, 0]).sum().backward()
+    return float(counter.get_total_flops() * len(images))
+
+
+def matmul_rate(device: torch.device) -> float:
+    """Operations per second of a large product in TF32."""
+    matrices = [torch.randn(8192, 8192, device=device) for _ in range(2)]
+    torch.backends.cuda.matmul.allow_tf32 = True
+    found = timed({"product": synchronized(lambda: matrices[0] @ matrices[1])}, repeats=10, warm_up=3)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return 2 * 8192**3 / found["product"].median
+
+
+def synchronized(case: Callable[[], Any]) -> Callable[[], None]:
+    def done() -> None:
+        case()
+        torch.cuda.synchronize()
+
+    return done
+
+
+def rounds_side_by_side(name: str, dataset: Dataset, device: torch.device) -> tuple[Table, dict[str, Timing]]:
+    """Ten clients train one step each: seconds of one round."""
+    cell = paper_run(name)
+    torch.backends.cudnn.allow_tf32 = True
+    world = build_world(cell, dataset, device)
+    images, labels = world.batches(torch.arange(10), 1, cell.training.batch, generator(0))
+    params, model = world.task.initial().to(device), build_model(cell, dataset).to(device).train()
+    cases: dict[str, Callable[[], Any]] = {
+        "ours": partial(train_clients, world.task, world.trainer, params, images, labels),
+        "one batched computation (vmap)": partial(_train_batched, world.task, world.trainer, params, images, labels),
+        "plain loop": partial(plain_round, world, model, params, images, labels),
+    }
+    found = timed({case: synchronized(run) for case, run in cases.items()}, repeats=15, warm_up=3)
+    found["limit"] = Timing((flops(world, model, images) / matmul_rate(device),))
+    ours = found["ours"].median
+    rows = [(case, f"{1e3 * timing.median:.2f}", f"{timing.median / ours:.2f}×") for case, timing in found.items()]
+    title = f"{name}: one round of training in TF32, ten clients; limit: its operations at the rate of a large product"
+    return Table(title, ("", "ms", "beside ours"), rows), found
+
+
+def whole_runs(name: str, dataset: Dataset, device: torch.device) -> tuple[Table, dict[str, Any]]:
+    """The paper's run in three precisions: seconds, and what they do to accuracy."""
+    rows, results = [], {}
+    for label, changes in PRECISIONS.items():
+        cell = paper_run(name, *changes)
+        seconds, phases, accuracy = whole_run(cell, dataset, device)
+        results[label] = {"seconds": seconds, "phases": dict(phases), "accuracy": accuracy}
+        spent = (f"{phases[phase]:.1f}" for phase in ("train", "attack", "defend", "evaluate"))
+        rows.append((label, f"{seconds:.1f}", *spent, f"{accuracy:.1%}"))
+    title = f"{name}: 1000 rounds of CosDefense under attack, tested 50 times; goal {GOALS[name]:.0f} s"
+    return Table(
+        title, ("", "seconds", "training", "attack", "defense", "testing", "accuracy at the end"), rows
+    ), results
+
+
+def many_runs(name: str, processes: tuple[int, ...] = (1, 4, 8)) -> tuple[Table, dict[int, float]]:
+    """Eight short runs of one grid by some processes, starting included."""
+    found: dict[int, float] = {}
+    for jobs in processes:
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["run", str(files() / f"{name}.toml"), "--device", "cuda", "--out", folder, "--jobs", str(jobs)]
+            changes = [
+                *RUN[:2],
+                "seeds=[0,1,2,3,4,5,6,7]",
+                f"training.rounds={GRID_ROUNDS}",
+                "training.evaluate_every=20",
+            ]
+            changes.append("schedule={attack_start=40, defense_start=40}")
+            words += [word for change in changes for word in ("--set", change)]
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "cosdefense", *words], check=True, capture_output=True)
+            found[jobs] = time.perf_counter() - start
+    rows = [(str(jobs), f"{took:.1f}", f"{found[processes[0]] / took:.2f}×") for jobs, took in found.items()]
+    title = (
+        f"{name}: eight runs of {GRID_ROUNDS} rounds by several processes (--jobs), reading data and drawing included"
+    )
+    return Table(title, ("processes", "seconds", "gain"), rows), found
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("datasets", nargs="*", default=list(GOALS), choices=list(GOALS))
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("error: this needs a CUDA GPU, and torch finds none here")
+    device, tables, results = choose_device("cuda"), list[Table](), dict[str, Any]()
+    for name in given.datasets:
+        dataset = load_data(name)
+        measures = {"round": rounds_side_by_side, "run": whole_runs}
+        for what, measure in measures.items():
+            table, results[f"{name} {what}"] = measure(name, dataset, device)
+            tables.append(table)
+            print(table.text(), flush=True)
+    if "mnist" in given.datasets:
+        table, results["mnist grid"] = many_runs("mnist")
+        tables.append(table)
+    report(given, machine("cosdefense"), tables, results)
+
+
+if __name__ == "__main__":
+    main()
