@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from .convolution import quicken
 from .layout import Layout
 
 
@@ -48,7 +49,8 @@ class Task:
         std: tuple[float, ...] = (1.0,),
     ) -> Task:
         """Any module that maps images to logits."""
-        task = cls(copy.deepcopy(model).train(), copy.deepcopy(model).eval(), Layout.of(model, head), mean, std)
+        training, evaluating = quicken(copy.deepcopy(model)).train(), quicken(copy.deepcopy(model)).eval()
+        task = cls(training, evaluating, Layout.of(model, head), mean, std)
         _ = task._channels  # made here, not in the middle of a transformation that would wrap it
         return task
 
@@ -97,6 +99,8 @@ class Task:
             return cross_entropy(logits, labels), fresh
 
         slopes, fresh = torch.func.grad(loss, has_aux=True)(weights)
+        if not fresh:
+            return self.layout.flatten(slopes), params
         still = {name: torch.zeros_like(buffer) for name, buffer in fresh.items()}
         return self.layout.flatten({**slopes, **still}), self.layout.flatten({**weights, **fresh})
 
