@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .defense import ClientHook
+from .layout import Layout
 from .replay import replayed
 from .task import Task
 
@@ -41,20 +42,26 @@ class LocalSGD:
         labels: Int[Tensor, "steps b"],
     ) -> Float[Tensor, " d"]:
         """One client's update after one step per leading index of `images` and `labels`."""
-        params, velocity, previous = start, torch.zeros_like(start), None
-        decay = self.weight_decay * (torch.arange(len(start), device=start.device) < task.layout.n_trainable)
+        params, velocity, previous = start, None, None
         for batch, targets in zip(images, labels, strict=True):
             for hook in self.hooks:
                 batch, targets = hook.batch(partial(task.loss, params), batch, targets)
             gradient, params = task.gradient(params, batch, targets)
             if self.ascend:
                 gradient = -gradient
-            velocity = self.momentum * velocity + gradient + decay * params
+            # What is off costs nothing: on a CPU each of these lines is a pass over the whole model.
+            velocity = gradient if velocity is None or not self.momentum else self.momentum * velocity + gradient
+            if self.weight_decay:
+                velocity = velocity + self._decay(task.layout, params) * params
             params = params - self.lr * velocity
             for hook in self.hooks:
                 params = hook.step(params, gradient, previous, task.layout, self.lr)
             previous = gradient
         return params - start
+
+    def _decay(self, layout: Layout, params: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """Weights decay, buffers do not."""
+        return self.weight_decay * (torch.arange(len(params), device=params.device) < layout.n_trainable)
 
 
 def train_clients(

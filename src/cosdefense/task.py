@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from .convolution import quicken
 from .layout import Layout
 
 
@@ -50,7 +51,7 @@ class Task:
         bfloat16: bool = False,
     ) -> Task:
         """Any module that maps images to logits."""
-        training, evaluating = copy.deepcopy(model).train(), copy.deepcopy(model).eval()
+        training, evaluating = quicken(copy.deepcopy(model)).train(), quicken(copy.deepcopy(model)).eval()
         task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16)
         _ = task._channels  # made here, not in the middle of a transformation that would wrap it
         return task
