@@ -103,11 +103,14 @@ class Task:
             return cross_entropy(logits.to(params.dtype), labels), fresh
 
         slopes, fresh = torch.func.grad(loss, has_aux=True)(weights)
-        n_weights = self.layout.n_trainable
-        moved = [fresh[name].reshape(-1) for name, _ in self.layout.shapes if name not in weights]
-        steady = torch.cat([params[:n_weights], *moved]) if moved else params
-        still = {name: torch.zeros_like(buffer) for name, buffer in fresh.items()}
-        return self.layout.flatten({**slopes, **still}), steady
+        # Written where they belong: gathering hundreds of tensors first would read and write everything twice.
+        return self._written(torch.zeros_like(params), slopes), self._written(params.clone(), fresh)
+
+    def _written(self, vector: Float[Tensor, " d"], tensors: dict[str, Tensor]) -> Float[Tensor, " d"]:
+        """The vector with these tensors in their places; what the layout does not know is ignored."""
+        for name in self.layout.slices.keys() & tensors.keys():
+            vector[self.layout.slices[name]].view(tensors[name].shape).copy_(tensors[name])
+        return vector
 
     def _normalized(self, images: Tensor) -> Tensor:
         if self.mean == (0.0,) and self.std == (1.0,):
