@@ -53,7 +53,7 @@ def forms_of(arrays: Mapping[str, NDArray]) -> dict[str, Form]:
 
 def own_arrays(record: ArrayRecord) -> dict[str, NDArray]:
     """The server's own model: trusted, so read as Flower reads it."""
-    return {name: np.array(array.numpy()) for name, array in record.items()}
+    return {name: np.asarray(array.numpy()) for name, array in record.items()}
 
 
 def read_arrays(record: ArrayRecord, forms: Mapping[str, Form]) -> dict[str, NDArray]:
