@@ -255,3 +255,17 @@ def test_what_cannot_be_written_down_is_named_once(tmp_path: Path, caplog: pytes
 def test_reasons_survive_the_file() -> None:
     line = RoundRecord(0, (1, 2**64 - 1), (1.0, 0.0), reasons=(None, "late"))
     assert RoundRecord.from_json(line.to_json()) == line
+
+
+def test_a_federation_that_is_over_says_so_until_it_goes_on(tmp_path: Path) -> None:
+    """What a report calls finished; rounds that are asked for later come before the last line again."""
+    run("FedAdam", tmp_path, rounds=2)
+    first = read_run(tmp_path)
+    assert first.summary is not None
+    assert first.summary["final_accuracy"] == first.rounds[-1].accuracy
+    run("FedAdam", tmp_path, rounds=3)
+    again = read_run(tmp_path)
+    assert again.summary is not None
+    assert again.summary["final_accuracy"] == again.rounds[-1].accuracy
+    assert [line.round for line in again.rounds] == [0, 1, 2]
+    assert sum('"summary"' in line for line in (tmp_path / "records.jsonl").read_text().splitlines()) == 1

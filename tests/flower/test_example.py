@@ -109,8 +109,8 @@ def test_liars_are_rejected_and_the_model_learns(federation: Loopback, tmp_path:
 def test_ten_rounds_with_silent_nodes_and_a_killed_one(federation: Loopback, tmp_path: Path) -> None:
     """Three of ten never answer, one more dies in a round: every round ends at the deadline with the others."""
     rehearsal, folder = tmp_path / "rehearsal", tmp_path / "run"
-    federation.finish(federation.submit(STEPS, num_server_rounds=1, checkpoint_dir=str(rehearsal)), PATIENCE)
-    deadline = max(6.0, 2 * read_run(rehearsal).rounds[0].seconds["train"])  # as busy as this computer is
+    federation.finish(federation.submit(STEPS, num_server_rounds=2, checkpoint_dir=str(rehearsal)), PATIENCE)
+    deadline = max(6.0, 2 * read_run(rehearsal).rounds[1].seconds["train"])  # in the first one nodes get the app
     start_nodes(federation, SILENT, silent=True)
     victim, others = HONEST[-1], (*LIARS, *HONEST[:-1])
     run = federation.submit(STEPS, checkpoint_dir=str(folder), deadline=deadline)

@@ -70,6 +70,8 @@ def federate(
             seconds = {"train": received - started, "evaluate": time.monotonic() - received}
             folder.append(_record(defended.record, number, result, seconds))
             folder.save(Progress(number, arrays, result), defended)
+    if folder:
+        folder.finish()
     log.info("finished after round %s", num_rounds)
     return result
 
@@ -118,9 +120,13 @@ def _header(defended: Defended) -> dict[str, Any]:
     name = type(defended.strategy).__name__
     label = " + ".join(type(part).__name__ for part in defended.defense.filters) or "no filter"
     label += f" + {type(defended.defense.aggregator).__name__}" if defended.aggregates else ""
+    parts = describe(defended.defense)
+    if not defended.aggregates:
+        del parts["aggregator"]  # the strategy does that
     return {
         "experiment": {
-            "name": "flower", "strategy": name, "defenses": [describe(defended.defense)], "quorum": defended.quorum,
+            "name": "flower", "strategy": name, "defenses": [parts], "quorum": defended.quorum,
+            "deadline": defended.deadline, "weigh_by_examples": defended.weigh_by_examples,
         },
         "defense": label,
         "device": "Flower",
