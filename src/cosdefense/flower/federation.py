@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from .. import __version__
-from ..catalog import describe
+from ..catalog import RECIPES, describe
 from ..records import RoundRecord
 from .arrays import forms_of, own_arrays
 from .checkpoint import Folder, Progress
@@ -118,8 +118,6 @@ def _metric(records: list[MetricRecord], word: str) -> float | None:
 
 def _header(defended: Defended) -> dict[str, Any]:
     name = type(defended.strategy).__name__
-    label = " + ".join(type(part).__name__ for part in defended.defense.filters) or "no filter"
-    label += f" + {type(defended.defense.aggregator).__name__}" if defended.aggregates else ""
     parts = describe(defended.defense)
     if not defended.aggregates:
         del parts["aggregator"]  # the strategy does that
@@ -128,10 +126,21 @@ def _header(defended: Defended) -> dict[str, Any]:
             "name": "flower", "strategy": name, "defenses": [parts], "quorum": defended.quorum,
             "deadline": defended.deadline, "weigh_by_examples": defended.weigh_by_examples,
         },
-        "defense": label,
+        "defense": _label(defended),
         "device": "Flower",
         "versions": {
             "cosdefense": __version__, "flwr": flwr.__version__, "torch": torch.__version__,
             "python": platform.python_version(),
         },
     }  # fmt: skip
+
+
+def _label(defended: Defended) -> str:
+    """A defense with a name of its own goes by it."""
+    own = defended.defense
+    if own.filters:
+        for name, recipe in RECIPES.items():
+            if recipe() == own:
+                return name
+    label = " + ".join(type(part).__name__ for part in own.filters) or "guard alone"
+    return label + (f" + {type(own.aggregator).__name__}" if defended.aggregates else "")
