@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
 
 
 def start(federation: Loopback, plan: Plan, secrets: Path) -> None:
-    federation.start_superlink()
+    federation.start_superlink(database=False)
     for number in range(plan.nodes):
         key = None
         if federation.certificates:

@@ -60,9 +60,14 @@ class Loopback:
 
     # ---- starting and ending
 
-    def start_superlink(self) -> None:
+    def start_superlink(self, database: bool = True) -> None:
+        """With a database it can be killed and started again; without one it bears a busier computer.
+
+        On one that has far too much to do, SQLite's file is locked for too long, and the part of the SuperLink that
+        starts runs ends for good (flwr 1.41).
+        """
         options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
-        options += ["--database", str(self.folder / "state.db")]
+        options += ["--database", str(self.folder / "state.db")] if database else []
         if self.certificates:
             own = self.certificates
             options += ["--ssl-ca-certfile", str(own.ca), "--ssl-certfile", str(own.server)]

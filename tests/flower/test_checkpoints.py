@@ -19,9 +19,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from strategies import STRATEGIES
 
 from cosdefense import Defense, Filter
-from cosdefense.aggregators import Mean
+from cosdefense.aggregators import Mean, Median
 from cosdefense.checkpoint import DamagedCheckpoint
-from cosdefense.filters import RFFL, Clip, FoolsGold
+from cosdefense.filters import RFFL, Clip, FoolsGold, Krum
 from cosdefense.flower import Defended
 from cosdefense.records import RoundRecord, read_run
 from cosdefense.report import write_report
@@ -255,3 +255,36 @@ def test_what_cannot_be_written_down_is_named_once(tmp_path: Path, caplog: pytes
 def test_reasons_survive_the_file() -> None:
     line = RoundRecord(0, (1, 2**64 - 1), (1.0, 0.0), reasons=(None, "late"))
     assert RoundRecord.from_json(line.to_json()) == line
+
+
+def test_a_federation_that_is_over_says_so_until_it_goes_on(tmp_path: Path) -> None:
+    """What a report calls finished; rounds that are asked for later come before the last line again."""
+    run("FedAdam", tmp_path, rounds=2)
+    first = read_run(tmp_path)
+    assert first.summary is not None
+    assert first.summary["final_accuracy"] == first.rounds[-1].accuracy
+    run("FedAdam", tmp_path, rounds=3)
+    again = read_run(tmp_path)
+    assert again.summary is not None
+    assert again.summary["final_accuracy"] == again.rounds[-1].accuracy
+    assert [line.round for line in again.rounds] == [0, 1, 2]
+    assert sum('"summary"' in line for line in (tmp_path / "records.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("defense", "label"),
+    [
+        (Krum(keep=None), "multi-krum"),
+        (Krum(0.2), "Krum"),
+        (Defense((Clip(2.0),), Median()), "clipping-median"),
+        (Defense((Clip(3.0),), Median()), "Clip + Median"),
+        (Defense((), Mean()), "guard alone + Mean"),
+    ],
+)
+def test_a_defense_goes_by_its_name(tmp_path: Path, defense: Filter | Defense, label: str) -> None:
+    """And the report's settings say who combines: a filter leaves that to the strategy."""
+    defended("FedAvg", tmp_path, defense).start(LocalGrid(honest), record(model()), num_rounds=1)
+    found = read_run(tmp_path)
+    assert found.label == label
+    (parts,) = found.header["experiment"]["defenses"]
+    assert ("aggregator" in parts) == isinstance(defense, Defense)

@@ -20,6 +20,7 @@ from cosdefense.flower import Defended
 from cosdefense.randomness import derive
 
 PLAIN = Defense((), Mean())
+EVERYBODY = Clip(1e9)
 
 
 def fedavg(**options: Any) -> FedAvg:
@@ -96,6 +97,56 @@ def test_the_order_of_arrival_does_not_matter(strategy: Any) -> None:
         assert arrays is not None
         found.add(b"".join(array.data for array in arrays.values()))
     assert len(found) == 1
+
+
+def test_neither_arrival_nor_who_sent_what_decides_the_order() -> None:
+    """Replies that differ only far behind their beginnings, one node answering twice: still one model."""
+    start = {"head.weight": np.zeros((40, 50), np.float32)}
+    contents = []
+    for seed in range(9):
+        moved = np.zeros((40, 50), np.float32)
+        moved[39] = np.random.default_rng(seed).normal(size=50)
+        contents.append(content({"head.weight": moved}, {"num-examples": 1}))
+    found = set()
+    for shuffle in range(20):
+        rng = random.Random(shuffle)
+        defended = Defended(fedavg(), EVERYBODY, seed=1)
+        messages = asked(defended, start)
+        senders = rng.sample(messages, k=8)  # who sends what
+        twice = senders[0]
+        replies = [reply(message, body) for message, body in zip([twice, *senders], contents, strict=True)]
+        rng.shuffle(replies)
+        arrays, metrics = defended.aggregate_train(1, replies)
+        assert arrays is not None
+        assert metrics is not None
+        assert metrics["cosdefense-rejected-duplicate"] == 1
+        found.add(arrays["head.weight"].data)
+    assert len(found) == 1
+
+
+def test_the_wrapped_strategy_gets_what_the_client_sent() -> None:
+    """The same values, whichever way they lie in memory, and nothing else that was in the message."""
+    start, got = model(), []
+
+    class Watching(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            got.extend(replies)
+            return super().aggregate_train(server_round, got)
+
+    defended = Defended(Watching(min_train_nodes=8, min_available_nodes=8), EVERYBODY)
+    replies = answers(asked(defended, start))
+    columns = {name: np.asarray(array, order="F") for name, array in arrays_of(replies[0].content["arrays"]).items()}
+    replies[0].content["arrays"] = record(columns)
+    replies[1].content["more"] = ConfigRecord({"evil": "yes"})
+    sent = {r.metadata.src_node_id: arrays_of(r.content["arrays"]) for r in replies}
+    defended.aggregate_train(1, replies)
+    assert len(got) == 8
+    for message in got:
+        assert set(message.content) == {"arrays", "metrics"}
+        for name, array in arrays_of(message.content["arrays"]).items():
+            if start[name].dtype == np.float32:
+                assert array.flags.c_contiguous
+                assert array.tobytes() == sent[message.metadata.src_node_id][name].tobytes()
 
 
 def test_examples_count_only_if_the_operator_says_so() -> None:

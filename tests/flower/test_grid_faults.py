@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import pytest
 from federations import NODES, Behave, LocalGrid, arrays_of, honest, model, record
@@ -14,7 +15,7 @@ from strategies import STRATEGIES
 
 from cosdefense.filters import Clip
 from cosdefense.flower import Defended
-from cosdefense.flower.grid import GuardedGrid
+from cosdefense.flower.grid import GuardedGrid, next_poll
 
 EVERYBODY = Clip(1e9)
 HANG = threading.Event()
@@ -109,7 +110,7 @@ def test_a_pull_that_hangs_keeps_nobody_waiting(n_hanging: int) -> None:
 
 
 def test_hanging_pulls_cost_a_thread_each_not_one_per_poll() -> None:
-    federation(unless(NODES[:2], hang), deadline=4.0)  # eight polls
+    federation(unless(NODES[:2], hang), deadline=4.0)  # at least eight polls
     assert len(pulling()) == 2
 
 
@@ -189,3 +190,28 @@ def test_replies_that_break_off_while_they_are_handed_over_end_there() -> None:
 
 def test_the_order_of_nodes_does_not_depend_on_the_transport() -> None:
     assert list(GuardedGrid(LocalGrid(honest)).get_node_ids()) == sorted(NODES)
+
+
+def polls(seconds: float, n_waiting: int) -> list[float]:
+    """When those who never answer are asked, in seconds since they were sent something."""
+    times = [0.0]
+    while times[-1] < seconds:
+        times.append(next_poll(times[-1], 0.0, seconds, n_waiting))
+    return times[:-1]
+
+
+@pytest.mark.parametrize("n_waiting", [1, 10, 50, 1000])
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 40.0, 3600.0])
+def test_the_longer_the_wait_the_less_it_asks(seconds: float, n_waiting: int) -> None:
+    """Never more than twenty pulls a second, never long after a reply has come, and once more just before the end."""
+    asked = polls(seconds, n_waiting)
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    busy = n_waiting / 20
+    last = max(0.5, 2 * busy)
+    final = seconds - last
+    assert all(pause >= busy - 1e-9 for at, pause in zip(asked, pauses, strict=False) if abs(at + pause - final) > 1e-9)
+    assert all(pause <= max(busy, 3.0) + 1e-9 for pause in pauses)
+    assert all(pause <= max(busy, at / 10) + 1e-9 for at, pause in zip(asked, pauses, strict=False))
+    assert not pauses or seconds - asked[-1] <= last + 1e-9
+    if seconds == 3600.0 and n_waiting <= 50:
+        assert len(asked) < 1300  # every half second would be 7,200

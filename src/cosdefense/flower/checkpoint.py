@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..checkpoint import DamagedCheckpoint, write_atomically
 from ..memory import pack, unpack
-from ..records import RoundRecord, complete_lines
+from ..metrics import summarize
+from ..records import RoundRecord, complete_lines, read_run
 from .arrays import Form, forms_of, own_arrays
 from .memory import kinds_of, pack_strategy, restore_strategy
 
@@ -65,8 +66,15 @@ class Folder:
         write_atomically(self._records, _line(header))
 
     def append(self, record: RoundRecord) -> None:
+        self._append(record.to_json())
+
+    def finish(self) -> None:
+        """The last line: what came out. More rounds, if they are asked for later, take its place."""
+        self._append({"summary": summarize(read_run(self._records).rounds)})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
         with self._records.open("ab") as file:
-            file.write(_line(record.to_json()))
+            file.write(_line(line))
             file.flush()
             os.fsync(file.fileno())  # before the checkpoint, which must not be ahead
 

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..aggregators import Mean
 from ..cohort import Cohort, MissingTrustedData, TooFewClients, TrustedData
-from ..defense import Defense, Filter, Judgment, State, Verdict
+from ..defense import Aggregator, Defense, Filter, State, Verdict
 from ..randomness import derive
 from ..records import RoundRecord
 from .arrays import Form, forms_of, own_arrays
@@ -151,10 +151,9 @@ class Defended(Strategy):
         return found
 
     def _cohort(self, exchange: Exchange, answers: Sequence[Answer], server_round: int) -> Cohort:
-        params = exchange.flat(exchange.arrays)
-        rows = exchange.updates(answers, params)
+        rows = exchange.updates(answers)
         cohort = Cohort.of(
-            rows, params, exchange.layout, torch.tensor([_signed(answer.node) for answer in answers]),
+            rows, exchange.params, exchange.layout, torch.tensor([_signed(answer.node) for answer in answers]),
             seed=derive(self.seed, "defense", server_round), trusted_data=self.trusted_data,
         )  # fmt: skip
         weights = torch.tensor([self._claim(answer) for answer in answers], dtype=rows.dtype)
@@ -162,11 +161,9 @@ class Defended(Strategy):
 
     def _judged(self, cohort: Cohort) -> tuple[Verdict, State, Cohort]:
         """The verdict, and what is left of the rows before they are combined."""
-        rows = _Rows()
-        watched = replace(self.defense, filters=(*self.defense.filters, rows))
-        verdict, state = watched(cohort, (*self.state[:-1], None, self.state[-1]))
-        verdict = replace(verdict, evidence={k: v for k, v in verdict.evidence.items() if k != "_Rows"})
-        return verdict, (*state[:-2], state[-1]), rows.seen or cohort.only(verdict.weights != 0)
+        last = _Last(self.defense.aggregator if self.aggregates else None)
+        verdict, state = replace(self.defense, aggregator=last)(cohort, self.state)
+        return verdict, state, last.seen or cohort.only(verdict.weights != 0)
 
     def _delegated(
         self,
@@ -231,15 +228,16 @@ class Defended(Strategy):
         )  # fmt: skip
 
 
-class _Rows(Filter):
-    """Accepts everybody and remembers the rows: what the aggregator gets to see."""
+class _Last(Aggregator):
+    """Remembers what is left to be combined. Where the wrapped strategy combines it, nothing moves here."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Aggregator | None) -> None:
+        self.inner = inner
         self.seen: Cohort | None = None
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
         self.seen = cohort
-        return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state
+        return self.inner(cohort, state) if self.inner else (torch.zeros_like(cohort.params), state)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 
 from ..cohort import Cohort
 from ..layout import Layout
-from .arrays import NDArray
+from .arrays import SERIALIZATION, NDArray
 from .guard import Answer
 
 METRICS = "metrics"  # the record of metrics in messages that are rebuilt
@@ -33,21 +34,29 @@ class Exchange:
     def of(cls, strategy: Strategy, arrays: Mapping[str, NDArray], head: str | None) -> Exchange:
         return cls(arrays, Layout.of(arrays, head), weighted_by(strategy), arrays_key(strategy))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the vectors that defenses see: no narrower than anything in the model."""
+    @cached_property
+    def params(self) -> torch.Tensor:
+        """The global model as a vector, no narrower than anything in it."""
         wide = any(array.dtype == np.float64 for array in self.arrays.values())
-        return torch.float64 if wide else torch.float32
+        return torch.from_numpy(
+            np.concatenate(
+                [self.arrays[name].reshape(-1) for name, _ in self.layout.shapes],
+                dtype=np.float64 if wide else np.float32,
+            )
+        )
 
-    def flat(self, arrays: Mapping[str, NDArray]) -> torch.Tensor:
-        return self.layout.flatten(arrays).to(self.dtype)
-
-    def updates(self, answers: Sequence[Answer], params: torch.Tensor) -> torch.Tensor:
+    def updates(self, answers: Sequence[Answer]) -> torch.Tensor:
         """One row per answer, written in place: a second copy of everybody's model may not fit."""
-        rows = torch.empty(len(answers), len(params), dtype=self.dtype)
-        for row, answer in zip(rows, answers, strict=True):
-            torch.sub(self.flat(answer.arrays), params, out=row)
-        return rows
+        start = self.params.numpy()
+        # numpy's memory, because it asks for large pages: torch's takes four times as long to be written first.
+        rows = np.empty((len(answers), len(start)), start.dtype)
+        with np.errstate(over="ignore"):  # the difference of finite numbers may be infinite: the defense rejects it
+            for row, answer in zip(rows, answers, strict=True):
+                for name, where in self.layout.slices.items():
+                    array = answer.arrays[name]
+                    shape = array.shape
+                    np.subtract(array, start[where].reshape(shape), out=row[where].reshape(shape))
+        return torch.from_numpy(rows)
 
     def replies(self, accepted: Sequence[Answer], cohort: Cohort, judged: Cohort) -> list[Message]:
         """One per accepted client, with the weight that the filters gave it."""
@@ -57,26 +66,35 @@ class Exchange:
             accepted, judged.clients.tolist(), judged.updates, judged.weights.tolist(), strict=True
         ):
             # As the client sent it, unless a filter has rewritten the update.
-            arrays = answer.arrays if torch.equal(row, rows[client]) else self.named(cohort.params + row)
+            rewritten = not np.array_equal(row.numpy(), rows[client].numpy())
+            arrays = _written(self.named(cohort.params + row)) if rewritten else self._received(answer)
             messages.append(self._reply(answer, arrays, answer.metrics, weight))
         return messages
 
     def combined_reply(self, accepted: Sequence[Answer], weights: Sequence[float], params: torch.Tensor) -> Message:
         """The whole cohort as one client."""
         metrics = _mean_metrics([answer.metrics for answer in accepted], weights)
-        return self._reply(accepted[0], self.named(params), metrics, 1.0)
+        return self._reply(accepted[0], _written(self.named(params)), metrics, 1.0)
 
-    def _reply(
-        self, answer: Answer, arrays: Mapping[str, NDArray], metrics: Mapping[str, Any], weight: float
-    ) -> Message:
+    def _received(self, answer: Answer) -> dict[str, Array]:
+        """A client's arrays, with its own bytes: they are known to be just what is expected."""
+        (sent,) = answer.message.content.array_records.values()
+        return {
+            name: Array(str(array.dtype), array.shape, SERIALIZATION, sent[name].data)
+            if array.flags.c_contiguous
+            else Array(np.ascontiguousarray(array))
+            for name, array in answer.arrays.items()
+        }
+
+    def _reply(self, answer: Answer, arrays: Mapping[str, Array], metrics: Mapping[str, Any], weight: float) -> Message:
         # Counters do not travel: averaging them means nothing, and a client may send any. The strategy gets the
         # server's own, as floats, because some strategies multiply what they get in place.
         clean = {
-            name: np.asarray(arrays[name], order="C") if _is_floating(own) else own.astype(np.float64)
+            name: arrays[name] if _is_floating(own) else Array(own.astype(np.float64))
             for name, own in self.arrays.items()
         }
         message = metrics_reply(answer, metrics, self.weighted_by, weight)
-        message.content[self.arrays_key] = ArrayRecord({name: Array(array) for name, array in clean.items()})
+        message.content[self.arrays_key] = ArrayRecord(clean)
         return message
 
     def named(self, vector: torch.Tensor) -> dict[str, NDArray]:
@@ -98,13 +116,17 @@ class Exchange:
             if array.shape != own.shape:
                 raise ValueError(f"{name} has shape {array.shape} instead of {own.shape}")
             with np.errstate(over="ignore"):  # too large for the model's own dtype: infinity, refused below
-                array = array.astype(own.dtype)
-            if not np.isfinite(array).all():
+                fitting = array.astype(own.dtype, copy=False)
+            if not np.isfinite(fitting).all():
                 raise ValueError(f"{name} is not finite")
-            if name.endswith("running_var"):
-                array = np.maximum(array, 0)  # no filter looks at buffers, and no network survives a negative variance
-            fitted[name] = Array(np.asarray(array))
+            if name.endswith("running_var"):  # no filter looks at buffers, and no network survives a negative variance
+                fitting = np.maximum(fitting, 0)
+            fitted[name] = record[name] if fitting is array else Array(np.asarray(fitting))
         return ArrayRecord(fitted)
+
+
+def _written(arrays: Mapping[str, NDArray]) -> dict[str, Array]:
+    return {name: Array(np.asarray(array, order="C")) for name, array in arrays.items()}
 
 
 def metrics_reply(answer: Answer, metrics: Mapping[str, Any], weighted_by: str, weight: float) -> Message:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from .. import __version__
-from ..catalog import describe
+from ..catalog import RECIPES, describe
 from ..records import RoundRecord
 from .arrays import forms_of, own_arrays
 from .checkpoint import Folder, Progress
@@ -70,6 +70,8 @@ def federate(
             seconds = {"train": received - started, "evaluate": time.monotonic() - received}
             folder.append(_record(defended.record, number, result, seconds))
             folder.save(Progress(number, arrays, result), defended)
+    if folder:
+        folder.finish()
     log.info("finished after round %s", num_rounds)
     return result
 
@@ -116,16 +118,29 @@ def _metric(records: list[MetricRecord], word: str) -> float | None:
 
 def _header(defended: Defended) -> dict[str, Any]:
     name = type(defended.strategy).__name__
-    label = " + ".join(type(part).__name__ for part in defended.defense.filters) or "no filter"
-    label += f" + {type(defended.defense.aggregator).__name__}" if defended.aggregates else ""
+    parts = describe(defended.defense)
+    if not defended.aggregates:
+        del parts["aggregator"]  # the strategy does that
     return {
         "experiment": {
-            "name": "flower", "strategy": name, "defenses": [describe(defended.defense)], "quorum": defended.quorum,
+            "name": "flower", "strategy": name, "defenses": [parts], "quorum": defended.quorum,
+            "deadline": defended.deadline, "weigh_by_examples": defended.weigh_by_examples,
         },
-        "defense": label,
+        "defense": _label(defended),
         "device": "Flower",
         "versions": {
             "cosdefense": __version__, "flwr": flwr.__version__, "torch": torch.__version__,
             "python": platform.python_version(),
         },
     }  # fmt: skip
+
+
+def _label(defended: Defended) -> str:
+    """A defense with a name of its own goes by it."""
+    own = defended.defense
+    if own.filters:
+        for name, recipe in RECIPES.items():
+            if recipe() == own:
+                return name
+    label = " + ".join(type(part).__name__ for part in own.filters) or "guard alone"
+    return label + (f" + {type(own.aggregator).__name__}" if defended.aggregates else "")

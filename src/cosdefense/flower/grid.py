@@ -16,7 +16,9 @@ from flwr.serverapp import Grid
 from .guard import Lost, quoted
 from .reasons import Reason
 
-POLL_SECONDS = 0.5
+PULLS_PER_SECOND = 20  # at most: each is a request to the SuperLink
+SLOWEST = 3.0  # seconds between two polls of a few nodes, as in Flower
+WAKE = 0.1  # seconds after which the wait for replies looks at the clock
 STUCK_SECONDS = 10.0  # a single pull that takes longer is left alone with its thread; sooner if the deadline is near
 ATTEMPTS = 3  # at a reply that cannot be read: the network may have failed once, the client's bytes always will
 
@@ -25,6 +27,8 @@ class GuardedGrid(Grid):
     """Does what the grid inside does, and what Flower's own `send_and_receive` does not.
 
     There, one reply that cannot be read ends the call for all of them, and a slow one holds it past its timeout.
+    One pull for all would be cheaper, but a SuperLink forgets what it has delivered: if the last of ten replies cannot
+    be read, the nine before it are gone with it.
     """
 
     def __init__(self, inner: Grid, deadline: float | None = None) -> None:
@@ -62,7 +66,7 @@ class GuardedGrid(Grid):
         end = time.monotonic() + min(limits) if limits else math.inf  # from when everybody has been asked
         replies: list[Message] = []
         failures: dict[str, list[Exception]] = {}
-        pulls = _Pulls(self._inner, _patience(len(waiting), end - time.monotonic()))
+        pulls = _Pulls(self._inner, _patience(len(waiting), end - time.monotonic()), end)
         while waiting and time.monotonic() < end:
             pulls.keep_going(waiting)
             for identifier, pulled in pulls.finished(end - time.monotonic()):
@@ -106,14 +110,23 @@ def _patience(n_waiting: int, seconds: float) -> float:
     return min(STUCK_SECONDS, max(0.2, seconds / (2 * max(n_waiting, 1))))
 
 
+def next_poll(now: float, began: float, end: float, n_waiting: int) -> float:
+    """When to ask again: at most a tenth later than was waited already, and once more just before the end."""
+    at_once = n_waiting / PULLS_PER_SECOND
+    pause = max(at_once, min((now - began) / 10, SLOWEST))
+    last = end - max(2 * at_once, 0.5)
+    return last if now < last < now + pause else now + pause
+
+
 Pulled = tuple[str, list[Message] | Exception]
 
 
 class _Pulls:
     """Pulls replies one at a time in a thread; if one hangs, the others go on in another thread."""
 
-    def __init__(self, grid: Grid, patience: float) -> None:
+    def __init__(self, grid: Grid, patience: float, end: float) -> None:
         self._grid, self._patience = grid, patience
+        self._began, self._end = time.monotonic(), end
         self._results: queue.SimpleQueue[Pulled] = queue.SimpleQueue()
         self._stuck: set[str] = set()  # still being pulled; what comes of it is taken if it comes in time
         self._thread: _Thread | None = None
@@ -131,12 +144,12 @@ class _Pulls:
             return
         asked = [identifier for identifier in waiting if identifier not in self._stuck]
         self._thread = _Thread(self._grid, asked, self._results)
-        self._next = time.monotonic() + POLL_SECONDS
+        self._next = next_poll(time.monotonic(), self._began, self._end, len(asked))
         self._thread.start()
 
     def finished(self, patience: float) -> Iterator[Pulled]:
         """What has arrived; waits a little for the first."""
-        wait = max(0.0, min(patience, POLL_SECONDS / 5))
+        wait = max(0.0, min(patience, WAKE))
         with suppress(queue.Empty):
             while True:
                 identifier, pulled = self._results.get(timeout=wait)

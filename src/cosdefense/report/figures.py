@@ -127,7 +127,9 @@ def _bars(every: list[Row], title: str) -> Panel:
     rows = every[:MAX_CLIENTS]
     few = len(rows) <= 20  # room for names below the bars
     names = alt.Scale(domain=[row["client"] for row in rows])
-    x = alt.X("client:N", scale=names, axis=alt.Axis(labels=few, ticks=few, labelAngle=0, labelOverlap=True))
+    angle = -90 if any(len(row["client"]) > 6 for row in rows) else 0  # a real federation's have 20 digits
+    axis = alt.Axis(labels=few, ticks=few, labelAngle=angle, labelOverlap=True, labelLimit=160)
+    x = alt.X("client:N", scale=names, axis=axis)
     tips = [tip("client:N"), tip("who:N", title="was"), tip("rejected:Q"), tip("rounds:Q"), tip("share:Q", ".1%")]
     y = share_axis("share", "share of rounds")
     bars = chart().mark_bar().encode(x=x, y=y, color=truth_color(rows), tooltip=tips)

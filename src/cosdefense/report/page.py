@@ -21,6 +21,7 @@ import vl_convert
 from ..records import RunRecord
 from .figure import Entry, Figure, Panel
 from .groups import Group, grouped
+from .nodes import nodes_of
 from .results import as_csv, as_json, in_words, notes, table
 from .settings import experiments, flat
 from .table import Table
@@ -38,7 +39,12 @@ def page_of(runs: Sequence[RunRecord], figures: Sequence[Figure], title: str) ->
     words = sum(heading in ("Defense", "Setting", "Attack") for heading in headings)
     shown = tuple(headings), tuple(map(tuple, rows))
     results = Table("results", "Results", notes(groups), *shown, n_words=words, folded=folded)
-    body = [section_of(results, downloads_of(groups)), *map(figure_of, figures)]
+    nodes = nodes_of(runs)
+    body = [
+        section_of(results, downloads_of(groups)),
+        *map(figure_of, figures),
+        *map(section_of, filter(None, [nodes])),
+    ]
     return assembled(runs, title, in_words(groups), body, figures)
 
 

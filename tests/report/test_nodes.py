@@ -1,0 +1,41 @@
+"""The table of a real federation's nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cosdefense.records import RoundRecord, RunRecord
+from cosdefense.report.nodes import nodes_of
+
+BIG = 2**64 - 1  # identities use all 64 bits
+
+
+def federation(label: str, *reasons: tuple[str | None, ...]) -> RunRecord:
+    rounds = [
+        RoundRecord(round=number, clients=(7, BIG, 8)[: len(line)], weights=(1.0,) * len(line), reasons=line)
+        for number, line in enumerate(reasons)
+    ]
+    return RunRecord({"experiment": {"name": "flower"}, "defense": label}, tuple(rounds))
+
+
+def test_a_line_per_node_those_that_counted_least_first() -> None:
+    found = nodes_of([federation("Krum", (None, "late", "defense"), (None, "late", None), (None, "error"))])
+    assert found is not None
+    assert found.headings == ("Node", "Not counted because", "Rounds asked", "Counted")
+    assert found.rows == (
+        (str(BIG), "late (2×), error (1×)", "3", "0"),
+        ("8", "defense (1×)", "2", "1"),
+        ("7", "–", "3", "3"),
+    )
+
+
+def test_several_runs_stand_one_below_the_other() -> None:
+    found = nodes_of([federation("Krum", (None,)), federation("none", ("late",))])
+    assert found is not None
+    assert found.parts
+    assert [row[0] for row in found.rows] == ["Krum", "none"]
+
+
+@pytest.mark.parametrize("runs", [[], [federation("simulated", ())]])
+def test_a_simulation_has_no_such_table(runs: list[RunRecord]) -> None:
+    assert nodes_of(runs) is None
