@@ -19,10 +19,11 @@ from safetensors import safe_open
 from cosdefense import grid
 from cosdefense.data import datasets
 from cosdefense.experiment import load
-from cosdefense.grid import Job, Workplace, run_all
+from cosdefense.grid import Job, run_all
 from cosdefense.journal import is_finished
 from cosdefense.options import ConfigError
 from cosdefense.records import complete_lines
+from cosdefense.workplace import Workplace
 
 TOML = """
 name = "tiny"

@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands. What is heavy is imported by the command that needs it, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from . import __version__, catalog_page, console, listing
-from .attacks.policy import Actions
-from .checkpoint import DamagedCheckpoint
-from .data import DATASETS, DataError, datasets
-from .experiment import Experiment, load
-from .grid import WORKER, Job, Workplace, run_all
-from .journal import RunInUse
+from . import __version__, console
+from .kinds import Kind
 from .options import ConfigError, unknown
-from .preparation import choose_device, rehearse
-from .records import NotARun, RunRecord, read_run
-from .reinforcement import Lesson, MissingRLExtra, TrainingInterrupted, train_policy
-from .report import MissingReportExtra, write_paper_report, write_report
-from .reproduction import ALL, plan, publish_records
+from .workplace import WORKER, Workplace
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+    from .grid import Job
+    from .records import RunRecord
+    from .reinforcement import Lesson
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -69,6 +65,11 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """See a poisoned federation collapse without a defense and learn with CosDefense. Needs no download."""
+    import torch
+
+    from .experiment import load
+    from .report import write_report
+
     with resources.as_file(resources.files("cosdefense") / "demo.toml") as path:
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
     torch.set_num_threads(1)  # the model is tiny; and one thread gives the same bits on any number of cores
@@ -90,6 +91,8 @@ def run_file(
     worker: Worker = False,
 ) -> None:
     """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
+    from .experiment import load
+
     experiment = load(file, changes or ())
     runs = _run_all(experiment, out, Workplace(device, data_dir, jobs, worker))
     if not worker:
@@ -138,6 +141,11 @@ def reproduce(
     Without the extra "report", on a bare GPU machine, the runs are made all the same; the same command draws them where
     it is installed.
     """
+    from .grid import Job
+    from .records import read_run
+    from .report import MissingReportExtra, write_paper_report
+    from .reproduction import ALL, plan, publish_records
+
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
     todo = [Job(cell.experiment, cell.experiment.folder(folder), cell.label, cell.play) for cell in cells]
@@ -169,6 +177,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write PNG figures and one HTML page that works offline."""
+    from .records import read_run
+    from .report import write_report
+
     read = [read_run(path) for folder in runs for path in _records_below(folder)]
     read.sort(key=lambda run: (run.header.get("attack") != "none", run.label != "none"))  # what others are measured by
     folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
@@ -207,6 +218,13 @@ def train_attack(
     rule, and learn by reinforcement (TD3) how hard to push and how many steps to train before. The attacks of the file
     do not matter. Ctrl-C keeps what was learned so far; training again starts from the beginning.
     """
+    import torch
+
+    from .data import datasets
+    from .experiment import load
+    from .preparation import choose_device, rehearse
+    from .reinforcement import TrainingInterrupted, train_policy
+
     # The file's own attacks may name the very policy that is still to be made.
     experiment = load(file, (*(changes or ()), f"seeds=[{seed}]", 'attacks=[{name="none"}]'))
     labels = {entry.label: entry for entry in experiment.defenses}
@@ -237,15 +255,17 @@ def train_attack(
 
 @app.command("list", epilog="Example: cosdefense list attacks")
 def list_parts(
-    kind: Annotated[listing.Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/catalog.md: all parts, in full.")] = False,
 ) -> None:
     """What there is, what it needs, with options and defaults."""
+    from . import catalog_page, listing
+
     if markdown:
         console.print_text(catalog_page.page())
         return
-    kinds = [kind] if kind else list(listing.Kind)
+    kinds = [kind] if kind else list(Kind)
     if as_json:
         console.print_json({str(kind): listing.entries(kind) for kind in kinds})
         return
@@ -260,6 +280,8 @@ def fetch(
     as_json: Json = False,
 ) -> None:
     """Download what is absent, verified by digest."""
+    from .data import datasets
+
     with console.progress_bars() as bars:
         progress = console.download_progress(bars)
         found = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
@@ -277,6 +299,8 @@ def where(
     as_json: Json = False,
 ) -> None:
     """Say from where each dataset would be read."""
+    from .data import DATASETS, datasets
+
     found = {name: datasets.where(name, data_dir) for name in names or DATASETS}
     if as_json:
         console.print_json({name: path and str(path) for name, path in found.items()})
@@ -293,17 +317,36 @@ def main() -> None:
         app()
     except ConfigError as error:
         _fail(str(error), 2)
-    except (DataError, NotARun, DamagedCheckpoint, RunInUse, MissingReportExtra, MissingRLExtra, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, _expected()):
+            raise
         _fail(str(error), 1)
 
 
+def _expected() -> tuple[type[Exception], ...]:
+    """What may go wrong without anybody having made a mistake."""
+    from .checkpoint import DamagedCheckpoint
+    from .data import DataError
+    from .journal import RunInUse
+    from .records import NotARun
+    from .reinforcement import MissingRLExtra
+    from .report import MissingReportExtra
+
+    return DataError, NotARun, DamagedCheckpoint, RunInUse, MissingReportExtra, MissingRLExtra, OSError
+
+
 def _run_all(experiment: Experiment, out: Path, place: Workplace) -> list[RunRecord]:
+    from .grid import Job
+    from .records import read_run
+
     jobs = [Job(cell, cell.folder(out), _cell_label(cell, experiment)) for cell in experiment.cells()]
     _finish(jobs, place, out / experiment.name)
     return [] if place.worker else [read_run(job.folder) for job in jobs]
 
 
 def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
+    from .grid import run_all
+
     try:
         run_all(jobs, place, logs)
     except KeyboardInterrupt:
@@ -311,6 +354,9 @@ def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
 
 
 def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
+    from .attacks.policy import Actions
+    from .reinforcement import Lesson
+
     try:
         actions = Actions((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
         return Lesson(steps=steps, episode=episode, actions=actions)

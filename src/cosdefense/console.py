@@ -7,15 +7,17 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from .records import RoundRecord, RunRecord
-from .reinforcement import Trained
-from .report import Report
+
+if TYPE_CHECKING:  # `--help` comes through here, and needs neither torch nor numpy
+    from .reinforcement import Trained
+    from .report import Report
 
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
 out = Console(highlight=False, markup=False)  # results

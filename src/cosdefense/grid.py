@@ -20,11 +20,9 @@ from .data import datasets
 from .data.datasets import Dataset
 from .experiment import Experiment
 from .journal import RunInUse, is_finished
-from .options import ConfigError
 from .preparation import choose_device, rehearse
 from .running import Play, federated, run
-
-WORKER = "--worker"  # the hidden option by which a process knows that another one started it
+from .workplace import WORKER, Workplace
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,6 @@ class Job:
     folder: Path
     label: str
     play: Play = federated
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """Where and by how many the work is done."""
-
-    device: str = "auto"
-    data_dir: Path | None = None
-    processes: int = 1
-    worker: bool = False  # started by another process, which tells the user what comes out
-
-    def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise ConfigError(f"--jobs must be at least 1, got {self.processes}")
 
 
 def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
