@@ -36,7 +36,7 @@ PUBLIC = {
 
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
-    {"ops", "layout", "randomness", "options", "records", "kinds", "workplace"},
+    {"ops", "layout", "randomness", "options", "records", "kinds", "workplace", "mailbox"},
     {"cohort", "memory", "metrics"},
     {"defense"},
     {"filters", "aggregators", "hooks", "attacks"},
@@ -47,7 +47,7 @@ ROOMS = (
     {"experiment", "journal"},
     {"preparation", "console", "listing", "reinforcement"},
     {"running", "catalog_page", "provenance", "flower"},
-    {"alone", "grid"},
+    {"alone", "ray_run", "grid", "errand", "ray_grid"},
     {"reproduction"},
     {"cli", "__main__"},
 )

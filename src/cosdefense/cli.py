@@ -16,7 +16,7 @@ import typer
 from . import __version__, console
 from .kinds import Kind
 from .options import ConfigError, unknown
-from .workplace import WORKER, Workplace
+from .workplace import WORKER, MissingRayExtra, Workplace
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -45,7 +45,21 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Jobs = Annotated[int, typer.Option(help="Processes that share the runs; a large GPU can take several.")]
+Jobs = Annotated[
+    str, typer.Option(metavar="N|auto", help="Processes on this machine that share the runs; auto: as many as fit.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="Run on this Ray cluster, one run per task and core; local: on a Ray of its own. Results come to --out "
+        'here, nodes need cosdefense and no data. Needs the extra "ray".',
+    ),
+]
+GpuShare = Annotated[
+    float, typer.Option(help="With --ray: of a GPU, what each run asks for; 0.25 puts four runs on one.")
+]
 Worker = Annotated[bool, typer.Option(WORKER, hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
 
@@ -86,7 +100,9 @@ def run_file(
     out: Out = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = "1",
+    ray: RayAddress = None,
+    gpu_share: GpuShare = 1.0,
     as_json: Json = False,
     worker: Worker = False,
 ) -> None:
@@ -94,7 +110,8 @@ def run_file(
     from .experiment import load
 
     experiment = load(file, changes or ())
-    runs = _run_all(experiment, out, Workplace(device, data_dir, jobs, worker))
+    place = Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, file.parent)
+    runs = _run_all(experiment, out, place)
     if not worker:
         console.show_runs(runs, as_json)
         console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)
@@ -131,7 +148,9 @@ def reproduce(
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = "1",
+    ray: RayAddress = None,
+    gpu_share: GpuShare = 1.0,
     as_json: Json = False,
     worker: Worker = False,
 ) -> None:
@@ -144,7 +163,7 @@ def reproduce(
     from .grid import Job
     from .records import read_run
     from .report import MissingReportExtra, write_paper_report
-    from .reproduction import ALL, plan, publish_records
+    from .reproduction import ALL, files, plan, publish_records
 
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
@@ -154,7 +173,7 @@ def reproduce(
         if not todo:
             raise ConfigError(f"{folder} holds no run that belongs to {', '.join(what or [ALL])}")
     else:
-        _finish(todo, Workplace(device, data_dir, jobs, worker), folder)
+        _finish(todo, Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, files()), folder)
     if worker:
         return
     runs = {job.folder: read_run(job.folder) for job in todo}
@@ -165,7 +184,7 @@ def reproduce(
         written = write_paper_report(list(runs.values()), publish or folder, PAPER)
     except MissingReportExtra as missing:  # the tables need no library
         console.show_paper(publish or folder, None, as_json)
-        console.err.print(f"note: nothing was drawn, because {missing}", style="yellow", soft_wrap=True)
+        console.note(f"nothing was drawn, because {missing}")
         return
     console.show_paper(publish or folder, written, as_json)
 
@@ -328,11 +347,13 @@ def _expected() -> tuple[type[Exception], ...]:
     from .checkpoint import DamagedCheckpoint
     from .data import DataError
     from .journal import RunInUse
+    from .ray_grid import RayTrouble, RunsFailed
     from .records import NotARun
     from .reinforcement import MissingRLExtra
     from .report import MissingReportExtra
 
-    return DataError, NotARun, DamagedCheckpoint, RunInUse, MissingReportExtra, MissingRLExtra, OSError
+    missing = (MissingReportExtra, MissingRLExtra, MissingRayExtra)
+    return DataError, NotARun, DamagedCheckpoint, RunInUse, RunsFailed, RayTrouble, *missing, OSError
 
 
 def _run_all(experiment: Experiment, out: Path, place: Workplace) -> list[RunRecord]:
@@ -351,6 +372,13 @@ def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
         run_all(jobs, place, logs)
     except KeyboardInterrupt:
         _fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
+
+
+def _processes(jobs: str) -> int | None:
+    try:
+        return None if jobs == "auto" else int(jobs)
+    except ValueError as error:
+        raise ConfigError(f"--jobs must be a number or auto, got {jobs!r}") from error
 
 
 def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
@@ -382,7 +410,7 @@ def _records_below(folder: Path) -> list[Path]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    console.err.print(f"note: {message}", style="yellow", soft_wrap=True)
+    console.note(str(message))
 
 
 def _fail(message: str, code: int) -> None:
