@@ -1,4 +1,4 @@
-"""Runs on a real Ray cluster, started here on the loopback interface: the same bits, whatever dies or is interrupted."""
+"""Runs on a real Ray cluster, started here on the loopback interface: the same bits, whatever dies on the way."""
 
 from __future__ import annotations
 
@@ -228,9 +228,6 @@ def test_a_ray_of_its_own_gives_the_same_bits_and_is_gone_afterwards(here: Path,
     assert "beside:mean: round 8 of 8, accuracy" in said
     assert "beside:median" in printed
     assert not members(process.pid)
-    again = command(tmp_path, "--ray", "local")
-    assert again.stdout == printed
-    assert again.stderr.count("finished earlier") == 2
 
 
 def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
@@ -279,8 +276,9 @@ def test_runs_that_fail_are_reported_and_the_others_finished(
     assert "beside:deadly: its worker died 4 times in a row" in done.stderr
     assert "Traceback" not in done.stderr
     (log,) = (tmp_path / "runs" / "tiny").glob("noise-beside-broken-*/failure.log")
-    assert "Traceback" in log.read_text()
-    assert "no luck today" in log.read_text()
+    assert 'beside.py", line' in log.read_text()
+    assert log.read_text().endswith("ValueError: no luck today")
+    assert "\x1b[" not in log.read_text()
     assert [state for _, state in rounds_seen(tmp_path, "broken")] == [0, 1, 2]  # what fails by itself fails again
     assert [state for _, state in rounds_seen(tmp_path, "deadly")] == 4 * [0, 1, 2]
     (finished,) = (tmp_path / "runs" / "tiny").glob("noise-beside-mean-*")

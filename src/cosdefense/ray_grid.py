@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -116,7 +117,7 @@ class Dispatcher:
                 self._bars.advance(self._overall)
             except _ray_errors("RayTaskError") as error:
                 cause = getattr(error, "cause", error)
-                self.failures.append(errand.fail(f"{type(cause).__name__}: {cause}", str(error)))
+                self.failures.append(errand.fail(f"{type(cause).__name__}: {cause}", _plain(str(error))))
             except _ray_errors("RayError") as error:
                 self._after_death(errand, str(error).partition("\n")[0])
 
@@ -158,7 +159,8 @@ def _connected(address: str, parts: Path | None) -> Iterator[None]:
     else:
         _knock(address)
     ray, handler = import_module("ray"), signal.getsignal(signal.SIGTERM)
-    unusable = (ConnectionError, *_ray_errors("AuthenticationError", "RaySystemError", "RayActorError"))
+    names = ("AuthenticationError", "RaySystemError", "RayActorError")
+    unusable: tuple[type[Exception], ...] = (ConnectionError, *_ray_errors(*names))
     with TemporaryDirectory(prefix="cosdefense-") as staged:
         for path in sorted(parts.glob("*.py")) if parts else ():
             shutil.copy(path, staged)
@@ -211,6 +213,11 @@ def _gpus(place: Workplace) -> float:
     if place.device == "cuda" and not n:
         raise ConfigError("device cuda was asked for, but the Ray cluster has no GPU")
     return place.gpu_share if n and place.device != "cpu" else 0.0
+
+
+def _plain(text: str) -> str:
+    """Without the colors that Ray puts in."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _ray_errors(*names: str) -> tuple[type[Exception], ...]:
