@@ -90,8 +90,12 @@ def deadly():
 
 
 def environment() -> dict[str, str]:
-    # Without the last one, Ray on Linux takes 127.0.0.1 for the address by which other machines reach this one.
-    alone = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    # By default workers give way to everybody (15), and Ray on Linux takes 127.0.0.1 for the machine's other address.
+    alone = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
     return {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **alone}
 
 
@@ -167,18 +171,18 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def decided(folder: Path) -> dict[str, Any]:
-    """Per run all that it decided: header, records without times, and the checkpoint."""
-    found = {}
-    for records in (folder / "runs" / "tiny").rglob("records.jsonl"):
-        header, *lines, summary = complete_lines(records)
-        lines.append(dict(summary["summary"]))
-        plain = [{k: v for k, v in line.items() if k not in ("seconds", "peak_memory")} for line in lines]
-        with safe_open(records.parent / "checkpoint.safetensors", framework="pt") as file:
-            state = (file.metadata(), file.get_tensor("params").numpy().tobytes())
-        toml = (records.parent / "experiment.toml").read_text()
-        found[records.parent.name] = ({k: v for k, v in header.items() if k != "command"}, plain, state, toml)
-    return found
+def decided_by(run: Path) -> tuple[object, ...]:
+    """All that a finished run decided: header, records without times, the checkpoint."""
+    header, *lines, summary = complete_lines(run / "records.jsonl")
+    lines.append(dict(summary["summary"]))
+    plain = [{k: v for k, v in line.items() if k not in ("seconds", "peak_memory")} for line in lines]
+    with safe_open(run / "checkpoint.safetensors", framework="pt") as file:
+        state = (file.metadata(), file.get_tensor("params").numpy().tobytes())
+    return {k: v for k, v in header.items() if k != "command"}, plain, state, (run / "experiment.toml").read_text()
+
+
+def decided(folder: Path) -> dict[str, tuple[object, ...]]:
+    return {run.name: decided_by(run) for run in (folder / "runs" / "tiny").iterdir()}
 
 
 def rounds_seen(folder: Path, name: str) -> list[tuple[int, int]]:
@@ -190,7 +194,7 @@ def rounds_seen(folder: Path, name: str) -> list[tuple[int, int]]:
 
 def held(folder: Path, process: subprocess.Popen[str], state: int) -> dict[str, int]:
     """The processes in which both runs have come to this round."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         found = {name: seen[-1] for name in ("mean", "median") if (seen := rounds_seen(folder, name))}
         if [state for _, state in found.values()] == [state, state]:
@@ -241,7 +245,7 @@ def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
     os.killpg(first.pid, signal.SIGINT)  # Ctrl-C reaches every process of a terminal
     time.sleep(1)
     hold.write_text("6")  # it is heard between two rounds
-    printed, said = first.communicate(timeout=120)
+    printed, said = first.communicate(timeout=300)
     assert first.returncode == 130, said
     assert "interrupted; nothing is lost: the same command goes on where it stopped" in said
     assert "Traceback" not in said
@@ -255,7 +259,7 @@ def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
     victim = held(folder, second, 6)["mean"]
     os.kill(victim, signal.SIGKILL)
     hold.unlink()
-    _, said = second.communicate(timeout=120)
+    _, said = second.communicate(timeout=300)
     assert second.returncode == 0, said
     assert "beside:mean: its worker died, going on from the last checkpoint" in said
     assert decided(folder) == decided(here)
@@ -282,8 +286,7 @@ def test_runs_that_fail_are_reported_and_the_others_finished(
     assert [state for _, state in rounds_seen(tmp_path, "broken")] == [0, 1, 2]  # what fails by itself fails again
     assert [state for _, state in rounds_seen(tmp_path, "deadly")] == 4 * [0, 1, 2]
     (finished,) = (tmp_path / "runs" / "tiny").glob("noise-beside-mean-*")
-    assert finished.name in decided(here)
-    assert read_run(finished).summary == read_run(here / "runs" / "tiny" / finished.name).summary
+    assert decided_by(finished) == decided(here)[finished.name]
 
 
 def test_what_the_cluster_cannot_do_is_one_line(cluster: dict[str, str], tmp_path: Path) -> None:

@@ -107,10 +107,11 @@ def run_file(
     worker: Worker = False,
 ) -> None:
     """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
+    place = Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, file.parent)
+
     from .experiment import load
 
     experiment = load(file, changes or ())
-    place = Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, file.parent)
     runs = _run_all(experiment, out, place)
     if not worker:
         console.show_runs(runs, as_json)
@@ -336,6 +337,8 @@ def main() -> None:
         app()
     except ConfigError as error:
         _fail(str(error), 2)
+    except (MissingRayExtra, OSError) as error:
+        _fail(str(error), 1)
     except Exception as error:
         if not isinstance(error, _expected()):
             raise
@@ -352,8 +355,7 @@ def _expected() -> tuple[type[Exception], ...]:
     from .reinforcement import MissingRLExtra
     from .report import MissingReportExtra
 
-    missing = (MissingReportExtra, MissingRLExtra, MissingRayExtra)
-    return DataError, NotARun, DamagedCheckpoint, RunInUse, RunsFailed, RayTrouble, *missing, OSError
+    return DataError, NotARun, DamagedCheckpoint, RunInUse, RunsFailed, RayTrouble, MissingReportExtra, MissingRLExtra
 
 
 def _run_all(experiment: Experiment, out: Path, place: Workplace) -> list[RunRecord]:

@@ -24,7 +24,7 @@ from .preparation import choose_device, rehearse
 from .running import Play, federated, run
 from .workplace import WORKER, Workplace
 
-RUN_MEMORY = 8 * 2**30  # bytes that a run on a GPU is given room for
+RUN_MEMORY = 8 * 2**30  # bytes that a run on a GPU is given room for: generous, nobody knows before it has run
 
 
 @dataclass(frozen=True)

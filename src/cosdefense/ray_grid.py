@@ -30,7 +30,7 @@ from . import console
 from .data.datasets import Dataset
 from .errand import Errand
 from .grid import Job
-from .journal import is_finished, only_writer
+from .journal import only_writer
 from .mailbox import Mailbox
 from .options import ConfigError
 from .ray_run import Order, work
@@ -56,17 +56,16 @@ def run_on_ray(
 ) -> None:
     """Finish every job on the cluster. Ctrl-C and SIGTERM save every run that is going on."""
     with ExitStack() as stack:
+        stack.enter_context(_connected(str(place.ray), place.parts))
+        gpus = _gpus(place)
         for job in jobs:
             stack.enter_context(only_writer(job.folder))
-        stack.enter_context(_connected(str(place.ray), place.parts))
         interrupted = stack.enter_context(_signals_heard())
-        gpus = _gpus(place)
-        device = "cuda" if gpus else "cpu"
         dispatcher = Dispatcher(data, gpus, len(jobs), bars)
         for job in jobs:
-            if not is_finished(job.folder):  # by another process, just now
-                order = Order(job.cell, job.play, device, notes, CHECKPOINT_SECONDS, PARCEL_SECONDS)
-                dispatcher.send(Errand(job, order, console.RunProgress(bars, job.label, job.cell.training.rounds)))
+            order = Order(job.cell, job.play, "cuda" if gpus else "cpu", notes, CHECKPOINT_SECONDS, PARCEL_SECONDS)
+            show = console.RunProgress(bars, job.label, job.cell.training.rounds)
+            dispatcher.send(Errand(job, order, show))
         while dispatcher.busy and not interrupted():
             dispatcher.look()
         if dispatcher.busy:
