@@ -8,7 +8,8 @@ import pytest
 
 from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS, HOOKS, RECIPES
 from cosdefense.catalog_page import DIFFERENCES, comments_of, page, table_1
-from cosdefense.listing import Kind, entries, options_of
+from cosdefense.kinds import Kind
+from cosdefense.listing import entries, options_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalog.md"
 

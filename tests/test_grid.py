@@ -19,10 +19,11 @@ from safetensors import safe_open
 from cosdefense import grid
 from cosdefense.data import datasets
 from cosdefense.experiment import load
-from cosdefense.grid import Job, Workplace, run_all
+from cosdefense.grid import Job, run_all
 from cosdefense.journal import is_finished
 from cosdefense.options import ConfigError
 from cosdefense.records import complete_lines
+from cosdefense.workplace import Workplace
 
 TOML = """
 name = "tiny"
@@ -253,6 +254,12 @@ def test_helpers_understand_what_the_parent_did(folder: Path, start: Start) -> N
     assert [header["command"] for header in headers] == ["cosdefense run --jobs 2 --device cpu -- tiny.toml"] * 4
 
 
+def test_jobs_are_a_number_or_auto(folder: Path) -> None:
+    done = command(folder, "--jobs", "many")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: --jobs must be a number or auto, got 'many'"
+
+
 @pytest.mark.parametrize("jobs", ["0", "-2"])
 def test_no_processes_at_all_is_a_mistake(folder: Path, jobs: str) -> None:
     done = command(folder, "--jobs", jobs)
@@ -264,6 +271,26 @@ def test_no_processes_at_all_is_a_mistake(folder: Path, jobs: str) -> None:
 def test_the_workplace_knows_its_own_rule() -> None:
     with pytest.raises(ConfigError, match="--jobs must be at least 1, got 0"):
         Workplace(processes=0)
+
+
+def test_auto_is_one_process_per_core_and_no_more_than_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert [grid.how_many_fit(torch.device("cpu"), n) for n in (0, 1, 4, 6, 99)] == [1, 1, 4, 6, 6]
+    room = 2.5 * grid.RUN_MEMORY
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(room), int(2 * room)))
+    assert [grid.how_many_fit(torch.device("cuda"), n) for n in (1, 4)] == [1, 2]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+    assert grid.how_many_fit(torch.device("cuda"), 4) == 1  # it may fit all the same
+
+
+def test_auto_starts_as_many_as_fit(folder: Path, start: Start) -> None:
+    expected = min(4, len(os.sched_getaffinity(0)))
+    process = start(*arguments("--jobs", "auto"))
+    held(folder, expected)
+    (folder / "hold").unlink()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert len(list((folder / "runs" / "tiny").glob("process-*.log"))) == expected - 1
 
 
 def finished(alone: Path) -> list[Job]:

@@ -36,7 +36,7 @@ PUBLIC = {
 
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
-    {"ops", "layout", "randomness", "options", "records"},
+    {"ops", "layout", "randomness", "options", "records", "kinds", "workplace", "mailbox"},
     {"cohort", "memory", "metrics"},
     {"defense"},
     {"filters", "aggregators", "hooks", "attacks"},
@@ -47,7 +47,7 @@ ROOMS = (
     {"experiment", "journal"},
     {"preparation", "console", "listing", "reinforcement"},
     {"running", "catalog_page", "provenance", "flower"},
-    {"alone", "grid"},
+    {"alone", "ray_run", "grid", "errand", "ray_grid"},
     {"reproduction"},
     {"cli", "__main__"},
 )
@@ -55,7 +55,14 @@ ROOMS = (
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names(module: str) -> None:
-    assert set(importlib.import_module(module).__all__) == PUBLIC[module]
+    found = importlib.import_module(module)
+    assert set(found.__all__) == PUBLIC[module]
+    assert PUBLIC[module] <= set(dir(found))
+    for name in PUBLIC[module]:  # looked up when asked for, and the one that its own module has
+        thing = getattr(found, name)
+        assert getattr(importlib.import_module(thing.__module__), name) is thing
+    with pytest.raises(AttributeError, match="'Defence'"):
+        _ = found.Defence
 
 
 def room_of(module: str) -> int:
@@ -92,6 +99,44 @@ def test_importing_the_package_is_light() -> None:
     heavy = {"sklearn", "altair", "vl_convert", "typer", "rich", "flwr", "PIL", "beartype", "safetensors", "tomli_w"}
     assert not heavy & loaded_by("import cosdefense, cosdefense.filters, cosdefense.aggregators, cosdefense.attacks")
     assert not heavy & loaded_by("import cosdefense.simulation, cosdefense.testing")
+
+
+ROOMS_OF_PARTS = ("aggregators", "attacks", "filters", "hooks")
+
+
+def test_importing_the_package_does_not_even_load_torch_until_a_name_is_asked_for() -> None:
+    assert not {"torch", "numpy"} & loaded_by("import cosdefense")
+    assert "torch" in loaded_by("import cosdefense; cosdefense.Defense")
+    for room in ROOMS_OF_PARTS:
+        assert "torch" in loaded_by(f"import cosdefense; cosdefense.{room}.__all__")
+
+
+# Asks every command for help in one process, and says after which one something heavy was loaded.
+HELP_OF_ALL = """
+import sys
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+import typer
+from cosdefense.cli import app, main
+
+def ask(command, words):
+    sys.argv = ["cosdefense", *words, "--help"]
+    with redirect_stdout(StringIO()) as shown, suppress(SystemExit):
+        main()
+    assert "Usage: cosdefense " + " ".join(words) in shown.getvalue(), shown.getvalue()
+    print(" ".join(words) or "-", *{"torch", "numpy"} & set(sys.modules))
+    for name, inner in getattr(command, "commands", {}).items():
+        ask(inner, (*words, name))
+
+ask(typer.main.get_command(app), ())
+"""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP_OF_ALL], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    asked = done.stdout.splitlines()
+    assert {"-", "demo", "run", "reproduce", "report", "train-attack", "list", "data", "data fetch"} <= set(asked)
 
 
 def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:

@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands. What is heavy is imported by the command that needs it, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from . import __version__, catalog_page, console, listing
-from .attacks.policy import Actions
-from .checkpoint import DamagedCheckpoint
-from .data import DATASETS, DataError, datasets
-from .experiment import Experiment, load
-from .grid import WORKER, Job, Workplace, run_all
-from .journal import RunInUse
+from . import __version__, console
+from .kinds import Kind
 from .options import ConfigError, unknown
-from .preparation import choose_device, rehearse
-from .records import NotARun, RunRecord, read_run
-from .reinforcement import Lesson, MissingRLExtra, TrainingInterrupted, train_policy
-from .report import MissingReportExtra, write_paper_report, write_report
-from .reproduction import ALL, plan, publish_records
+from .workplace import WORKER, MissingRayExtra, Workplace
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+    from .grid import Job
+    from .records import RunRecord
+    from .reinforcement import Lesson
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -49,7 +45,21 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Jobs = Annotated[int, typer.Option(help="Processes that share the runs; a large GPU can take several.")]
+Jobs = Annotated[
+    str, typer.Option(metavar="N|auto", help="Processes on this machine that share the runs; auto: as many as fit.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="Run on this Ray cluster, one run per task and core; local: on a Ray of its own. Results come to --out "
+        'here, nodes need cosdefense and no data. Needs the extra "ray".',
+    ),
+]
+GpuShare = Annotated[
+    float, typer.Option(help="With --ray: of a GPU, what each run asks for; 0.25 puts four runs on one.")
+]
 Worker = Annotated[bool, typer.Option(WORKER, hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
 
@@ -69,6 +79,11 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """See a poisoned federation collapse without a defense and learn with CosDefense. Needs no download."""
+    import torch
+
+    from .experiment import load
+    from .report import write_report
+
     with resources.as_file(resources.files("cosdefense") / "demo.toml") as path:
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
     torch.set_num_threads(1)  # the model is tiny; and one thread gives the same bits on any number of cores
@@ -85,13 +100,19 @@ def run_file(
     out: Out = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = "1",
+    ray: RayAddress = None,
+    gpu_share: GpuShare = 1.0,
     as_json: Json = False,
     worker: Worker = False,
 ) -> None:
     """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
+    place = Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, file.parent)
+
+    from .experiment import load
+
     experiment = load(file, changes or ())
-    runs = _run_all(experiment, out, Workplace(device, data_dir, jobs, worker))
+    runs = _run_all(experiment, out, place)
     if not worker:
         console.show_runs(runs, as_json)
         console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)
@@ -128,7 +149,9 @@ def reproduce(
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = "1",
+    ray: RayAddress = None,
+    gpu_share: GpuShare = 1.0,
     as_json: Json = False,
     worker: Worker = False,
 ) -> None:
@@ -138,6 +161,11 @@ def reproduce(
     Without the extra "report", on a bare GPU machine, the runs are made all the same; the same command draws them where
     it is installed.
     """
+    from .grid import Job
+    from .records import read_run
+    from .report import MissingReportExtra, write_paper_report
+    from .reproduction import ALL, files, plan, publish_records
+
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
     todo = [Job(cell.experiment, cell.experiment.folder(folder), cell.label, cell.play) for cell in cells]
@@ -146,7 +174,7 @@ def reproduce(
         if not todo:
             raise ConfigError(f"{folder} holds no run that belongs to {', '.join(what or [ALL])}")
     else:
-        _finish(todo, Workplace(device, data_dir, jobs, worker), folder)
+        _finish(todo, Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, files()), folder)
     if worker:
         return
     runs = {job.folder: read_run(job.folder) for job in todo}
@@ -157,7 +185,7 @@ def reproduce(
         written = write_paper_report(list(runs.values()), publish or folder, PAPER)
     except MissingReportExtra as missing:  # the tables need no library
         console.show_paper(publish or folder, None, as_json)
-        console.err.print(f"note: nothing was drawn, because {missing}", style="yellow", soft_wrap=True)
+        console.note(f"nothing was drawn, because {missing}")
         return
     console.show_paper(publish or folder, written, as_json)
 
@@ -169,6 +197,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write PNG figures and one HTML page that works offline."""
+    from .records import read_run
+    from .report import write_report
+
     read = [read_run(path) for folder in runs for path in _records_below(folder)]
     read.sort(key=lambda run: (run.header.get("attack") != "none", run.label != "none"))  # what others are measured by
     folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
@@ -207,6 +238,13 @@ def train_attack(
     rule, and learn by reinforcement (TD3) how hard to push and how many steps to train before. The attacks of the file
     do not matter. Ctrl-C keeps what was learned so far; training again starts from the beginning.
     """
+    import torch
+
+    from .data import datasets
+    from .experiment import load
+    from .preparation import choose_device, rehearse
+    from .reinforcement import TrainingInterrupted, train_policy
+
     # The file's own attacks may name the very policy that is still to be made.
     experiment = load(file, (*(changes or ()), f"seeds=[{seed}]", 'attacks=[{name="none"}]'))
     labels = {entry.label: entry for entry in experiment.defenses}
@@ -237,15 +275,17 @@ def train_attack(
 
 @app.command("list", epilog="Example: cosdefense list attacks")
 def list_parts(
-    kind: Annotated[listing.Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/catalog.md: all parts, in full.")] = False,
 ) -> None:
     """What there is, what it needs, with options and defaults."""
+    from . import catalog_page, listing
+
     if markdown:
         console.print_text(catalog_page.page())
         return
-    kinds = [kind] if kind else list(listing.Kind)
+    kinds = [kind] if kind else list(Kind)
     if as_json:
         console.print_json({str(kind): listing.entries(kind) for kind in kinds})
         return
@@ -260,6 +300,8 @@ def fetch(
     as_json: Json = False,
 ) -> None:
     """Download what is absent, verified by digest."""
+    from .data import datasets
+
     with console.progress_bars() as bars:
         progress = console.download_progress(bars)
         found = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
@@ -277,6 +319,8 @@ def where(
     as_json: Json = False,
 ) -> None:
     """Say from where each dataset would be read."""
+    from .data import DATASETS, datasets
+
     found = {name: datasets.where(name, data_dir) for name in names or DATASETS}
     if as_json:
         console.print_json({name: path and str(path) for name, path in found.items()})
@@ -293,24 +337,56 @@ def main() -> None:
         app()
     except ConfigError as error:
         _fail(str(error), 2)
-    except (DataError, NotARun, DamagedCheckpoint, RunInUse, MissingReportExtra, MissingRLExtra, OSError) as error:
+    except (MissingRayExtra, OSError) as error:
+        _fail(str(error), 1)
+    except Exception as error:
+        if not isinstance(error, _expected()):
+            raise
         _fail(str(error), 1)
 
 
+def _expected() -> tuple[type[Exception], ...]:
+    """What may go wrong without anybody having made a mistake."""
+    from .checkpoint import DamagedCheckpoint
+    from .data import DataError
+    from .journal import RunInUse
+    from .ray_grid import RayTrouble, RunsFailed
+    from .records import NotARun
+    from .reinforcement import MissingRLExtra
+    from .report import MissingReportExtra
+
+    return DataError, NotARun, DamagedCheckpoint, RunInUse, RunsFailed, RayTrouble, MissingReportExtra, MissingRLExtra
+
+
 def _run_all(experiment: Experiment, out: Path, place: Workplace) -> list[RunRecord]:
+    from .grid import Job
+    from .records import read_run
+
     jobs = [Job(cell, cell.folder(out), _cell_label(cell, experiment)) for cell in experiment.cells()]
     _finish(jobs, place, out / experiment.name)
     return [] if place.worker else [read_run(job.folder) for job in jobs]
 
 
 def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
+    from .grid import run_all
+
     try:
         run_all(jobs, place, logs)
     except KeyboardInterrupt:
         _fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
 
 
+def _processes(jobs: str) -> int | None:
+    try:
+        return None if jobs == "auto" else int(jobs)
+    except ValueError as error:
+        raise ConfigError(f"--jobs must be a number or auto, got {jobs!r}") from error
+
+
 def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
+    from .attacks.policy import Actions
+    from .reinforcement import Lesson
+
     try:
         actions = Actions((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
         return Lesson(steps=steps, episode=episode, actions=actions)
@@ -336,7 +412,7 @@ def _records_below(folder: Path) -> list[Path]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    console.err.print(f"note: {message}", style="yellow", soft_wrap=True)
+    console.note(str(message))
 
 
 def _fail(message: str, code: int) -> None:

@@ -7,19 +7,34 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from .records import RoundRecord, RunRecord
-from .reinforcement import Trained
-from .report import Report
+
+if TYPE_CHECKING:  # `--help` comes through here, and needs neither torch nor numpy
+    from .reinforcement import Trained
+    from .report import Report
 
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
 out = Console(highlight=False, markup=False)  # results
 err = Console(stderr=True, highlight=False, markup=False)  # progress, notes and errors
+
+
+def note(message: str) -> None:
+    """Something to know that stops nothing."""
+    err.print(f"note: {message}", style="yellow", soft_wrap=True)
 
 
 def percent(value: float | None) -> str:
@@ -41,17 +56,37 @@ def progress_bars() -> Iterator[Progress]:
         yield bars
 
 
-def follow(bars: Progress, label: str, rounds: int, records: Iterable[RoundRecord]) -> None:
-    """Show a run as it goes: a bar with the accuracy on a terminal, a line now and then elsewhere."""
-    bar = bars.add_task(label, total=rounds, note="")
-    note, every = "", max(1, rounds // 5)
-    for record in records:
+class RunProgress:
+    """Shows a run as it goes: a bar with the accuracy on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, bars: Progress, label: str, rounds: int) -> None:
+        self._bars, self._label, self._rounds = bars, label, rounds
+        self._bar: TaskID | None = None  # from the first round on
+        self._note = ""
+
+    def __call__(self, record: RoundRecord) -> None:
         if record.accuracy is not None:
-            note = f"accuracy {percent(record.accuracy)}"
-        bars.update(bar, completed=record.round + 1, note=note)
-        if not err.is_terminal and (record.round + 1) % every == 0:
-            err.print(f"{label}: round {record.round + 1} of {rounds}, {note or 'not yet evaluated'}", soft_wrap=True)
-    bars.update(bar, completed=rounds, note=note)
+            self._note = f"accuracy {percent(record.accuracy)}"
+        self._update(record.round + 1)
+        if not err.is_terminal and (record.round + 1) % max(1, self._rounds // 5) == 0:
+            said = f"round {record.round + 1} of {self._rounds}, {self._note or 'not yet evaluated'}"
+            err.print(f"{self._label}: {said}", soft_wrap=True)
+
+    def finish(self) -> None:
+        self._update(self._rounds)
+
+    def _update(self, completed: int) -> None:
+        if self._bar is None:
+            self._bar = self._bars.add_task(self._label, total=self._rounds, note="")
+        self._bars.update(self._bar, completed=completed, note=self._note)
+
+
+def follow(bars: Progress, label: str, rounds: int, records: Iterable[RoundRecord]) -> None:
+    """Show a run from now until it ends."""
+    show = RunProgress(bars, label, rounds)
+    for record in records:
+        show(record)
+    show.finish()
 
 
 def download_progress(bars: Progress) -> Any:

@@ -20,11 +20,11 @@ from .data import datasets
 from .data.datasets import Dataset
 from .experiment import Experiment
 from .journal import RunInUse, is_finished
-from .options import ConfigError
 from .preparation import choose_device, rehearse
 from .running import Play, federated, run
+from .workplace import WORKER, Workplace
 
-WORKER = "--worker"  # the hidden option by which a process knows that another one started it
+RUN_MEMORY = 8 * 2**30  # bytes that a run on a GPU is given room for: generous, nobody knows before it has run
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,14 @@ class Job:
     play: Play = federated
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """Where and by how many the work is done."""
-
-    device: str = "auto"
-    data_dir: Path | None = None
-    processes: int = 1
-    worker: bool = False  # started by another process, which tells the user what comes out
-
-    def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise ConfigError(f"--jobs must be at least 1, got {self.processes}")
-
-
 def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
     """Finish every job. What is done is skipped, what was interrupted goes on; Ctrl-C loses nothing."""
-    device = choose_device(place.device)
-    if place.processes > 1 and device.type == "cpu" and not place.worker:  # a worker was given its share
-        torch.set_num_threads(max(1, torch.get_num_threads() // place.processes))
     left = [job for job in jobs if not is_finished(job.folder)]
+    if place.ray is None:
+        device = choose_device(place.device)
+        processes = how_many_fit(device, len(left)) if place.processes is None else place.processes
+        if processes > 1 and device.type == "cpu" and not place.worker:  # a worker was given its share
+            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
     _say_finished([job for job in jobs if job not in left])
     if not left:
         return
@@ -65,12 +53,26 @@ def run_all(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
         if not place.worker:
             for experiment in _grids(left):
                 rehearse(experiment, data(experiment.data.dataset))
-        several = place.processes > 1 or place.worker
-        with _helpers(0 if place.worker else min(place.processes, len(left)) - 1, logs) as helpers:
+        if place.ray is not None:
+            from .ray_grid import run_on_ray
+
+            run_on_ray(left, place, data, _origin(), bars)
+            return
+        several = processes > 1 or place.worker
+        with _helpers(0 if place.worker else min(processes, len(left)) - 1, logs) as helpers:
             _work(left, data, device, bars, shared=several)
             _wait(helpers, left, logs, bars)
         if not place.worker:  # what a helper that broke down left behind
             _work([job for job in left if not is_finished(job.folder)], data, device, bars, shared=False)
+
+
+def how_many_fit(device: torch.device, n: int) -> int:
+    """Processes for so many runs: one per core, and on a GPU no more than it has memory for."""
+    fit = len(os.sched_getaffinity(0))
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        fit = min(fit, free // RUN_MEMORY)
+    return max(1, min(fit, n))
 
 
 def _grids(jobs: Sequence[Job]) -> Iterator[Experiment]:
@@ -95,8 +97,7 @@ class _Data:
 
 def _work(jobs: Sequence[Job], data: _Data, device: torch.device, bars: Progress, *, shared: bool) -> None:
     overall = bars.add_task("runs", total=len(jobs), note="") if len(jobs) > 1 else None
-    notes = {"command": provenance.command([word for word in sys.argv[1:] if word != WORKER])}
-    notes |= {"commit": found} if (found := provenance.commit()) else {}
+    notes = _origin()
     for number, job in enumerate(jobs):
         if overall is not None:
             bars.update(overall, completed=number)
@@ -110,6 +111,12 @@ def _work(jobs: Sequence[Job], data: _Data, device: torch.device, bars: Progress
                 raise
     if overall is not None:
         bars.update(overall, completed=len(jobs))
+
+
+def _origin() -> dict[str, str]:
+    """For the header of the records: where they come from."""
+    command = {"command": provenance.command([word for word in sys.argv[1:] if word != WORKER])}
+    return command | ({"commit": found} if (found := provenance.commit()) else {})
 
 
 @contextmanager
@@ -152,8 +159,7 @@ def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], logs:
         time.sleep(0.5)
     for number, helper in enumerate(helpers, start=2):
         if helper.returncode:
-            note = f"note: process {number} ended early, see {_log(logs, number)}"
-            console.err.print(note, style="yellow", soft_wrap=True)
+            console.note(f"process {number} ended early, see {_log(logs, number)}")
 
 
 def _log(logs: Path, number: int) -> Path:

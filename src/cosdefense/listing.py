@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
 from rich.table import Table
@@ -13,19 +12,8 @@ from .catalog import AGGREGATORS, ATTACKS, FILTERS, HOOKS, RECIPES
 from .data import DATASETS
 from .data.partition import PARTITIONS
 from .defense import Need
+from .kinds import Kind
 from .models import MODELS
-
-
-class Kind(StrEnum):
-    defenses = "defenses"
-    filters = "filters"
-    aggregators = "aggregators"
-    hooks = "hooks"
-    attacks = "attacks"
-    datasets = "datasets"
-    models = "models"
-    partitions = "partitions"
-
 
 LISTED: dict[Kind, Mapping[str, Callable[..., Any]]] = {
     Kind.defenses: RECIPES,
