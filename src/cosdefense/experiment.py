@@ -73,6 +73,9 @@ class Training:
     evaluate_every: int = 10
     adversarial: float | None = None  # also test on images that PGD has moved by at most this much per pixel
     batch_statistics: bool = False  # also test with BatchNorm's statistics taken from the test images themselves
+    memory: float | None = (
+        None  # GB that a round's updates may take before they go to a file; none: half of what is free
+    )
     tf32: bool = False  # let a GPU's matrix units round what convolutions read to ten bits: faster; a CPU never does
 
     def __post_init__(self) -> None:
@@ -81,6 +84,8 @@ class Training:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.adversarial is not None and not 0 < self.adversarial <= 1:
             raise ValueError(f"adversarial must be in (0, 1], got {self.adversarial}")
+        if self.memory is not None and not self.memory >= 0:
+            raise ValueError(f"memory must be at least 0 GB, got {self.memory}")
         _ = self.trainer  # its own checks
 
     @property
@@ -135,9 +140,9 @@ class Experiment:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that decides the numbers; labels and the name do not."""
+        """A digest of everything that decides the numbers; labels, the name and the memory to use do not."""
         table = to_table(self)
-        del table["name"]
+        del table["name"], table["training"]["memory"]
         for entry in (*table["attacks"], *table["defenses"]):
             del entry["label"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
