@@ -12,6 +12,7 @@ import copy
 import importlib
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
@@ -138,6 +139,8 @@ def flower_rounds(world: World, rounds: int) -> Timing | None:
     except ImportError:
         return None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a key into the user's home
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name in ("flwr", "ray"):
         logging.getLogger(name).setLevel(logging.ERROR)
     batches = [(world.images[own], world.labels[own]) for own in world.partition]
