@@ -19,6 +19,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,14 @@ from typing import Any
 import torch
 from measuring import Table, Timing, machine, options, report, timed
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy, unfold
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosdefense import Attack, Cohort, Defense, recipe
 from cosdefense.client import LocalSGD
+from cosdefense.convolution import convolve
 from cosdefense.evaluation import evaluate
 from cosdefense.models import paper_cnn
 from cosdefense.simulation import World, simulate
@@ -287,6 +290,62 @@ def other_table(small: World, repeats: int) -> tuple[Table, dict[str, Any]]:
     return Table("Other work", ("", "cosdefense", "plain loop", "times as fast", "goal"), rows), results
 
 
+def layer_table(repeats: int) -> tuple[Table, dict[str, Any]]:
+    """Forwards and back through single layers: torch's convolution, ours, and one matrix product of unfolded pixels."""
+    shapes = {
+        "1 → 64, 8×8, stride 2": (1, 64, 8, 2, 3, 28),
+        "64 → 128, 6×6, stride 2": (64, 128, 6, 2, 0, 14),
+        "128 → 128, 5×5": (128, 128, 5, 1, 0, 5),
+        "512 → 512, 3×3 (ResNet-18's last)": (512, 512, 3, 1, 1, 4),
+    }
+    rows, results = [], {}
+    for name, (channels, filters, kernel, stride, padding, pixels) in shapes.items():
+        rng = torch.Generator().manual_seed(0)
+        images = torch.rand(BATCH, channels, pixels, pixels, generator=rng).contiguous(
+            memory_format=torch.channels_last
+        )
+        weight = torch.rand(filters, channels, kernel, kernel, generator=rng).requires_grad_()
+        inputs = (weight,) if channels == 1 else (images.requires_grad_(), weight)  # pixels of a photo have no slope
+        size = (pixels + 2 * padding - kernel) // stride + 1
+        slope = torch.rand(BATCH, filters, size, size, generator=rng)
+
+        cases = {
+            "torch": partial(conv2d, images, weight, None, stride, padding),
+            "cosdefense": partial(convolve, images, weight, None, (stride, stride), (padding, padding)),
+            "unfolded": partial(_unfolded, images, weight, stride, padding, slope),
+        }
+        found = timed({key: partial(_there_and_back, case, inputs, slope) for key, case in cases.items()}, repeats)
+        times = found["torch"].median / found["cosdefense"].median
+        rows.append((name, *(str(found[key]) for key in cases), f"{times:.2f}×"))
+        results[name] = found
+    header = ("layer, 128 images", "torch", "cosdefense", "unfolded", "times as fast")
+    return Table("Single layers, forwards and back", header, rows), results
+
+
+def _unfolded(images: Tensor, weight: Tensor, stride: int, padding: int, like: Tensor) -> Tensor:
+    columns = unfold(images, weight.shape[2], padding=padding, stride=stride)
+    return (weight.flatten(1) @ columns).view_as(like)
+
+
+def _there_and_back(case: Callable[[], Tensor], inputs: tuple[Tensor, ...], slope: Tensor) -> None:
+    torch.autograd.grad(case(), inputs, slope)
+
+
+def convolutions_share(case: Round) -> float:
+    """The part of a plain round that is spent in convolutions, by torch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        case()
+    events = found.key_averages()
+    own = {event.key: event.self_cpu_time_total for event in events}
+    inside = (
+        "aten::mkldnn_convolution",
+        "aten::convolution_backward",
+        "aten::convolution",
+        "aten::_slow_conv2d_forward",
+    )
+    return float(sum(own.get(name, 0.0) for name in inside) / sum(own.values()))
+
+
 def many_table(most: int) -> tuple[Table, list[dict[str, Any]]]:
     large, rows, results = world(most), [], []
     for n in (n for n in (10, 100, 1000) if n <= most):
@@ -314,14 +373,17 @@ def main() -> None:
     began = time.perf_counter()
     small = world()
     fast, torchs = gradient_error(small)
+    share = convolutions_share(plain(small))
     rounds, round_results = round_table(small, given.repeats)
     others, other_results = other_table(small, given.repeats)
+    layers, layer_results = layer_table(given.repeats)
     many, many_results = many_table(given.most)
     about = machine("byzfl", "flwr", "ray")
     about["error of a gradient"] = f"{fast:.1e}, with torch's convolutions {torchs:.1e}"
+    about["convolutions in the plain loop"] = f"{100 * share:.0f} %"
     about["seconds in all"] = f"{time.perf_counter() - began:.0f}"
-    results = {"round": round_results, "other": other_results, "many": many_results}
-    report(given, about, [rounds, others, many], results)
+    results = {"round": round_results, "other": other_results, "layers": layer_results, "many": many_results}
+    report(given, about, [rounds, others, layers, many], results)
 
 
 if __name__ == "__main__":
