@@ -105,6 +105,7 @@ def test_the_grid(tmp_path: Path) -> None:
 def test_the_fingerprint_follows_the_numbers_not_the_names(tmp_path: Path) -> None:
     one = load(written(tmp_path))
     assert load(written(tmp_path), ["name=other"]).fingerprint == one.fingerprint
+    assert load(written(tmp_path), ["training.memory=0.5"]).fingerprint == one.fingerprint
     assert (
         load(written(tmp_path, TOML.replace('name = "none"', 'name = "none"\nlabel = "peace"'))).fingerprint
         == one.fingerprint

@@ -40,7 +40,7 @@ ROOMS = (
     {"cohort", "memory", "metrics"},
     {"defense"},
     {"filters", "aggregators", "hooks", "attacks"},
-    {"recipes", "convolution", "task", "batches", "replay", "client", "trusted", "models", "meter", "data"},
+    {"recipes", "convolution", "task", "batches", "replay", "spill", "client", "trusted", "models", "meter", "data"},
     {"catalog"},
     {"specimens", "testing", "simulation"},
     {"evaluation", "checkpoint", "report"},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, recipe, simulation
-from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.attacks import Effort, ExplicitBoosting, InnerProduct, LabelFlip, Noise, SignFlip
 from cosdefense.client import LocalSGD, train_clients
 from cosdefense.data import load
 from cosdefense.defense import State
@@ -298,3 +298,16 @@ def test_schedule_mistakes_are_named() -> None:
         Schedule(attack_start=-1)
     with pytest.raises(ValueError, match="attack_stop must not come before attack_start, got 2"):
         Schedule(attack_start=3, attack_stop=2)
+
+
+@pytest.mark.parametrize("attack", [Attack(), LabelFlip(), InnerProduct(), ExplicitBoosting(), Noise()], ids=repr)
+def test_large_rounds_in_small_pieces_change_no_bit(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients at a time, and their updates in a file."""
+    world, defense = digits_world(), recipe("cosdefense")
+    whole = run(world, attack, defense, rounds=3, local_steps=2)[-1].after.params
+    monkeypatch.setattr(simulation, "CHUNK", 3 * 4 * max(2 * 8 * 64, len(whole)))
+    trained = counted(monkeypatch)
+    pieces = run(world, attack, defense, rounds=3, local_steps=2, memory=0)[-1].after.params
+    assert torch.equal(pieces, whole)
+    assert max(trained) == 3
+    assert len(trained) >= 6  # in one piece most attacks would need 3

@@ -39,6 +39,7 @@ def federated(
     rounds = simulate(
         world, attack.part, defense.part, rounds=training.rounds, sampled=training.sampled, batch=training.batch,
         local_steps=training.local_steps, seed=seed, schedule=cell.schedule, resume=resume,
+        memory=None if training.memory is None else round(training.memory * 1e9),
     )  # fmt: skip
     for round_ in rounds:
         record = record_of(round_)

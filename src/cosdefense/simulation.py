@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +20,10 @@ from .defense import ClientHook, Defense, Filter, State, Verdict
 from .meter import Meter
 from .randomness import derive, generator, seeded
 from .recipes import fedavg
+from .spill import room
 from .task import Task
+
+CHUNK, GPU_CHUNK = 128 << 20, 512 << 20  # bytes of pixels, or of fresh updates, at a time: rounds may be large
 
 
 class SkippedRound(RuntimeWarning):
@@ -54,8 +58,19 @@ class World:
         self, clients: Int[Tensor, " n"], steps: int, size: int, rng: torch.Generator
     ) -> tuple[Float[Tensor, "n steps size *shape"], Int[Tensor, "n steps size"]]:
         """Every client's own samples, reshuffled whenever they have all been used."""
+        return self.gathered(self.drawn(clients, steps, size, rng))
+
+    def drawn(
+        self, clients: Int[Tensor, " n"], steps: int, size: int, rng: torch.Generator
+    ) -> Int[Tensor, "n steps size"]:
+        """Which samples those are."""
         rows = torch.stack([draw(self.partition[client], steps * size, rng) for client in clients.tolist()])
-        rows = rows.view(len(clients), steps, size).to(self.labels.device)
+        return rows.view(len(clients), steps, size).to(self.labels.device)
+
+    def gathered(
+        self, rows: Int[Tensor, "n steps size"]
+    ) -> tuple[Float[Tensor, "n steps size *shape"], Int[Tensor, "n steps size"]]:
+        """The samples themselves: 400 kB for a client with 128 images of 28×28."""
         return pixels(self.images[rows]), self.labels[rows]
 
 
@@ -124,8 +139,12 @@ def simulate(
     local_steps: int = 1,
     schedule: Schedule = Schedule(),
     resume: Snapshot | None = None,
+    memory: int | None = None,
 ) -> Iterator[Round]:
-    """One federation, as an iterator: stop whenever you like, go on from any round's `after`."""
+    """One federation, as an iterator: stop whenever you like, go on from any round's `after`.
+
+    Updates that take more than `memory` bytes (None: half of what is free) are kept in a file.
+    """
     device = world.labels.device
     defense = _initiated(defense, world)
     now = resume or Snapshot(0, world.task.initial().to(device), defense.init(), attack.init())
@@ -138,7 +157,9 @@ def simulate(
         # they train
         with meter("train"), seeded(derive(seed, "training", number), device):
             hooks = defense.hooks if schedule.defends(number) else ()
-            updates = _trained(world, attack, hooks, now, clients, liars, local_steps, batch, seed)
+            updates = room(sampled, params, memory)
+            _train(updates, world, attack, hooks, now, clients, liars, local_steps, batch, seed)
+        lying = liars.nonzero().flatten().tolist()
         clients, liars = clients.to(device), liars.to(device)
         cohort = Cohort.of(
             updates,
@@ -153,7 +174,8 @@ def simulate(
         with meter("attack"):
             if acting:
                 forged, attack_state = attack.forge(cohort, liars, attack_state)
-                cohort = replace(cohort, updates=torch.where(liars[:, None], forged, updates))
+                for row in lying:  # in place: there may be no room for all rows twice
+                    updates[row] = forged[row]
         # the server judges, combines and moves on
         cohort = replace(cohort, seed=derive(seed, "defense", number))
         with meter("defend"):
@@ -163,7 +185,8 @@ def simulate(
         yield Round(number, clients, liars, schedule.defends(number), verdict, now, meter.seconds, meter.peak_memory)
 
 
-def _trained(
+def _train(
+    updates: Float[Tensor, "n d"],
     world: World,
     attack: Attack,
     hooks: tuple[ClientHook, ...],
@@ -173,30 +196,50 @@ def _trained(
     steps: int,
     size: int,
     seed: int,
-) -> Float[Tensor, "n d"]:
-    """Honest clients train as the defense asks them to; liars as they please, on spoiled data."""
-    images, labels = world.batches(clients, steps, size, generator(seed, "batches", now.next_round))
+) -> None:
+    """Fill in what each client finds: the honest train as the defense asks them to, liars as they please."""
+    train = partial(_train_in_chunks, updates, world, now.params)
+    rows = world.drawn(clients, steps, size, generator(seed, "batches", now.next_round))
     honest = replace(world.trainer, hooks=(*world.trainer.hooks, *hooks))
+    everybody = torch.arange(len(clients))
     if not bool(liars.any()):
-        return train_clients(world.task, honest, now.params, images, labels)
-    rows = liars.to(labels.device)
-    if not attack.trains and not bool(liars.all()):
-        updates = now.params.new_zeros(len(clients), len(now.params))
-        updates[~rows] = train_clients(world.task, honest, now.params, images[~rows], labels[~rows])
-        return updates
-    effort = attack.effort(now.params, world.task.layout, int(liars.sum()), now.attack_state)
-    spoiled = images[rows], labels[rows]
+        return train(honest, everybody, rows)
+    good, bad = everybody[~liars], everybody[liars]
+    if not attack.trains and len(good) > 0:
+        updates[bad] = 0.0
+        return train(honest, good, rows[good])
+    effort = attack.effort(now.params, world.task.layout, len(bad), now.attack_state)
+    poison = partial(attack.poison, n_classes=world.n_classes, rng=generator(seed, "poison", now.next_round))
+    if not hooks and effort == Effort():
+        return train(honest, everybody, rows, liars, poison)
+    spoiled = rows[bad]
     if effort.steps not in (None, steps):
-        spoiled = world.batches(clients[liars], effort.steps, size, generator(seed, "effort", now.next_round))
-    spoiled = attack.poison(*spoiled, world.n_classes, generator(seed, "poison", now.next_round))
-    if not hooks and effort == Effort():  # all in one batch
-        images[rows], labels[rows] = spoiled
-        return train_clients(world.task, honest, now.params, images, labels)
-    updates = now.params.new_empty(len(clients), len(now.params))
-    updates[rows] = train_clients(world.task, replace(world.trainer, ascend=effort.ascend), now.params, *spoiled)
-    if not bool(rows.all()):
-        updates[~rows] = train_clients(world.task, honest, now.params, images[~rows], labels[~rows])
-    return updates
+        spoiled = world.drawn(clients[liars], effort.steps, size, generator(seed, "effort", now.next_round))
+    train(replace(world.trainer, ascend=effort.ascend), bad, spoiled, liars[bad], poison)
+    if len(good) > 0:
+        train(honest, good, rows[good])
+    return None
+
+
+def _train_in_chunks(
+    updates: Float[Tensor, "n d"],
+    world: World,
+    params: Float[Tensor, " d"],
+    trainer: LocalSGD,
+    who: Int[Tensor, " m"],
+    rows: Int[Tensor, "m steps size"],
+    liars: Bool[Tensor, " m"] | None = None,
+    poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> None:
+    """Train these clients of the round on these samples, so many at a time that neither fills the memory."""
+    budget = CHUNK if updates.device.type == "cpu" else GPU_CHUNK
+    largest = max(rows[0].numel() * world.images[0].numel(), len(params))
+    for part in torch.split(torch.arange(len(who)), max(1, budget // (4 * largest))):
+        images, labels = world.gathered(rows[part])
+        if liars is not None and poison is not None and bool(liars[part].any()):
+            lying = liars[part].to(labels.device)
+            images[lying], labels[lying] = poison(images[lying], labels[lying])
+        updates[who[part]] = train_clients(world.task, trainer, params, images, labels)
 
 
 def _judged(defense: Defense, cohort: Cohort, state: State, defending: bool) -> tuple[Verdict, State]:
