@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,24 @@ def members(group: int) -> list[int]:
     return found
 
 
+def listening(process: int) -> list[str]:
+    """The addresses at which this process can be reached."""
+    inodes = set()
+    for path in Path(f"/proc/{process}/fd").glob("*"):
+        with suppress(FileNotFoundError):  # closed just now
+            inodes.add(os.readlink(path))
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                packed = b"".join(bytes.fromhex(local[i : i + 8])[::-1] for i in range(0, len(local) - 5, 8))
+                address = ip_address(packed)
+                mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+                found.append(str(mapped or address))
+    return found
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process on this machine makes of it."""
@@ -205,7 +225,7 @@ def held(folder: Path, process: subprocess.Popen[str], state: int) -> dict[str, 
 
 
 @pytest.fixture
-def started(cluster: dict[str, str], tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Commands that were started, of which nobody is left in the end."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
@@ -222,9 +242,22 @@ def start(folder: Path, *more: str, **environment_: str) -> subprocess.Popen[str
     )  # fmt: skip
 
 
-def test_a_ray_of_its_own_gives_the_same_bits_and_is_gone_afterwards(here: Path, tmp_path: Path) -> None:
+def test_a_ray_of_its_own_gives_the_same_bits_hears_nobody_and_is_gone_afterwards(
+    here: Path, tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
     pytest.importorskip("ray", reason='Ray, the extra "ray", is not installed here')
-    process = start(written(tmp_path), "--ray", "local")
+    (hold := written(tmp_path) / "hold").write_text("3")
+    inherited = {name: value for name, value in environment().items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+    process = subprocess.Popen(
+        arguments("--ray", "local"), cwd=tmp_path, env=inherited, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    started.append(process)
+    held(tmp_path, process, 3)
+    found = [address for pid in members(process.pid) for address in listening(pid)]
+    assert found
+    assert all(ip_address(address).is_loopback for address in found), found
+    hold.unlink()
     printed, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert decided(tmp_path) == decided(here)

@@ -153,6 +153,7 @@ def _connected(address: str, parts: Path | None) -> Iterator[None]:
     if address == LOCAL:  # nobody else needs to see or hear of it
         settings |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or it listens to the network on Linux
         if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a key into the user's home
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
     else:
