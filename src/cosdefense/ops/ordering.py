@@ -21,7 +21,8 @@ Row = Any  # one row of a block: a numpy array or a tensor
 Rule = Callable[[Sequence[Row]], Row]  # what to make of the rows of a block whose columns are in order
 
 NETWORK = 64  # up to so many rows, comparing whole rows beats sorting columns
-COLUMNS = 1 << 14  # of a block: rows of 64 kB, where the calls cost little and the cache still holds the rows in use
+COLUMNS = 1 << 14  # of a block at most: rows of 64 kB, where calls cost little and the cache still holds those in use
+NUMBERS = 1 << 20  # of a block at most, or nearly: what a thread needs stays small for many rows too
 
 
 def median(rows: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
@@ -78,14 +79,15 @@ def _in_order(
     values, found = rows.detach().numpy(), out.numpy()
     n = len(rows) if members is None else len(members)
     exchanges = comparators(n, wanted) if n <= NETWORK else ()
+    columns = min(COLUMNS, max(256, NUMBERS // n))
 
     def work(start: int) -> None:
-        where = slice(start, start + COLUMNS)
+        where = slice(start, start + columns)
         block = values[:, where] if members is None else values[members.numpy(), where]
         ordered = _compared(block, exchanges) if n <= NETWORK else _sorted(block)
         found[where] = rule(ordered[wanted.start : wanted.stop])
 
-    _in_threads(work, range(0, rows.shape[1], COLUMNS))
+    _in_threads(work, range(0, rows.shape[1], columns))
     return out
 
 
