@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,6 +31,6 @@ class CenteredClipping(Aggregator):
             raise ValueError(f"CenteredClipping.steps must be at least 1, got {self.steps}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
-        center = torch.zeros_like(cohort.params) if state is None else state.to(cohort.updates)
+        center = None if state is None else state.to(cohort.updates)
         moved = clipped_mean(cohort.updates, center, self.radius, self.steps)
         return moved, moved

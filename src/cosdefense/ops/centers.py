@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .blocks import wide_blocks
-from .distances import distances_and_products, products_around
+from .distances import distances_and_products
 from .lengths import row_norms
+from .products import products_around
 
 SMALLEST = 1e-30  # of a weight that float32 still multiplies well; a weight of a row of 1e38 may be smaller
 NEAR_ENOUGH = 100.0  # times the smallest typical squared distance: products around such a row lose two digits of 16
@@ -16,6 +17,9 @@ NEAR_ENOUGH = 100.0  # times the smallest typical squared distance: products aro
 
 def weighted_sum(rows: Float[Tensor, "n k"], weights: Float[Tensor, " n"]) -> Float[Tensor, " k"]:
     """Σ wᵢ rowᵢ. Rows of weight 0 do not count."""
+    counting = weights.nonzero().flatten()
+    if len(counting) == 1:  # Krum's choice: the others need not be read
+        return rows[counting[0]] * weights[counting[0]].to(rows.dtype)
     narrow = weights.to(rows.dtype)
     if rows.dtype == torch.float64 or not bool(((weights != 0) & (weights.abs() < SMALLEST)).any()):
         return narrow @ rows
@@ -33,30 +37,36 @@ def geometric_median(rows: Float[Tensor, "n k"], steps: int = 100, smoothing: fl
 
 
 def clipped_mean(
-    rows: Float[Tensor, "n k"], center: Float[Tensor, " k"], radius: float, steps: int = 1
+    rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None, radius: float, steps: int = 1
 ) -> Float[Tensor, " k"]:
-    """`center` moved by the mean of the ways to the rows, each shortened to `radius`; `steps` times."""
+    """`center` (None: zero) moved by the mean of the ways to the rows, each shortened to `radius`; `steps` times."""
     for _ in range(steps):
         shares = (radius / row_norms(rows, center).clamp_min(radius)) / len(rows)
-        center = weighted_sum(rows, shares).add_(center, alpha=1 - float(shares.sum()))
+        moved = weighted_sum(rows, shares)
+        center = moved if center is None else moved.add_(center, alpha=1 - float(shares.sum()))
+    assert center is not None, f"steps must be at least 1, got {steps}"
     return center
 
 
 def _weiszfeld(rows: Float[Tensor, "n k"], steps: int, smoothing: float) -> Float[Tensor, " n"]:
     distances, products = distances_and_products(rows)
-    typical = distances.median(dim=1).values
+    typical = distances.sort(dim=1).values[:, len(rows) // 2]
     center = int(typical.argmin())
     if bool(typical[products.center] > NEAR_ENOUGH * typical[center]):  # an outlier: relative to it the rest cancels
         products = products_around(rows, center)
     squares = products.values.diagonal().clone()
     countless = squares.isinf()  # so far away that they pull with no force at all
     values = products.values.masked_fill(countless[:, None] | countless, 0)
-    near = (distances[center] <= typical[center]).double()
-    weights = near / near.sum()  # the mean of the inner half; from farther away, outliers would cost many steps
+    # From the mean of the inner half: from farther away, outliers would cost many steps. Those in the midst may be
+    # two, each as far from the other; then both have a say.
+    near = (distances[typical == typical[center]] <= typical[center]).double().sum(dim=0).masked_fill(countless, 0)
+    weights = near / near.sum()
     for _ in range(steps):
         toward = values @ weights
         lengths = (squares - 2 * toward + weights @ toward).clamp_min(0).sqrt()
-        pull = 1 / lengths.clamp_min(smoothing * lengths.median()).clamp_min(torch.finfo(torch.float64).tiny)
+        pull = 1 / lengths.clamp_min(smoothing * lengths[~countless].median()).clamp_min(
+            1e-150
+        )  # identical rows: nobody pulls
         previous, weights = weights, pull / pull.sum()
         if bool((weights - previous).abs().max() < 1e-12):
             break

@@ -36,7 +36,7 @@ def trimmed_mean(rows: Float[Tensor, "n k"], trim: int) -> Float[Tensor, " k"]:
 
 
 def mean_near_median(rows: Float[Tensor, "n k"], keep: int, members: Int[Tensor, " m"]) -> Float[Tensor, " k"]:
-    """Coordinate-wise mean of the `keep` values of some rows that lie nearest to their median; ties go to the lower."""
+    """Coordinate-wise mean of the `keep` values of some rows that lie nearest to their median; of a tie, the lower."""
 
     def rule(ordered: Sequence[Row]) -> Row:
         # The nearest are neighbours in order. Their window moves up as long as the value above it
@@ -94,7 +94,7 @@ def _in_order(
 def _in_threads(work: Callable[[int], None], starts: range) -> None:
     """As many threads as torch would use; numpy lets go of the interpreter while it counts."""
     threads = min(torch.get_num_threads(), len(starts))
-    if threads == 1:
+    if threads <= 1:
         for start in starts:
             work(start)
         return
