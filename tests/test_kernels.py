@@ -66,6 +66,15 @@ def test_distances_of_clusters(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert torch.equal(found, found.T)
 
 
+def test_twins_are_alike_wherever_they_stand() -> None:
+    """The products of the first and of the last row are not summed in the same order; ties must stay ties."""
+    rows = torch.randn(45, 3001, generator=torch.Generator().manual_seed(0))
+    rows[[7, 31, 44]] = rows[0].clone()
+    found = ops.squared_distances(rows)
+    assert torch.equal(found[[7, 31, 44]], found[[0, 0, 0]])
+    assert found[0, 44] == 0
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("keep", [1, 5, None])
 def test_krum_decides_close_calls_as_exact_numbers_do(keep: int | None, scale: float) -> None:
@@ -196,6 +205,21 @@ def test_geometric_median_shrugs_off_outliers(size: float) -> None:
     assert float((found - honest.mean(dim=0)).norm()) < 2 * float(honest.norm(dim=1).max())
     exact = ops.geometric_median(torch.cat([outliers, honest]).double())
     assert torch.allclose(found.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_geometric_median_when_an_outlier_looks_like_the_middle() -> None:
+    """Ordinary for a thousand coordinates, far away after those: relative to such a row everything else cancels."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(9, 2000, generator=rng, dtype=torch.float64)
+    middle = int(rows[:, :1024].square().sum(dim=1).argsort()[4])
+    rows[middle, 1500:] = 1e12
+    honest = torch.cat([rows[:middle], rows[middle + 1 :]])
+    far = rows[middle] - honest.mean(dim=0)
+    found = ops.geometric_median(rows, steps=1000)
+    # At the best point the unit vectors towards all rows add up to nothing.
+    pulls = honest - found
+    total = (pulls / pulls.norm(dim=1, keepdim=True)).sum(dim=0) + far / far.norm()
+    assert float(total.norm()) < 1e-4
 
 
 @given(matrices, st.floats(0.01, 1e3), st.integers(1, 3))
