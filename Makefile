@@ -1,12 +1,13 @@
 # make demo    see it work (about a minute after installation)
 # make test    the whole test suite
 # make check   format, lint, types, tests: what CI runs
+# make bench   measure beside byzfl and Flower (minutes; leave the computer alone meanwhile)
 # make format  let ruff rewrite the code
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test check lint format clean
+.PHONY: demo test check lint bench format clean
 
 demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
@@ -20,6 +21,11 @@ lint: .venv/.developing
 	$(BIN)/python -m mypy
 
 check: lint test
+
+bench: .venv/.measuring
+	$(BIN)/python benchmarks/aggregation.py
+	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/startup.py
 
 format: .venv/.developing
 	$(BIN)/python -m ruff format .
@@ -36,6 +42,11 @@ format: .venv/.developing
 # byzfl judges some tests; it is installed alone, because its dependencies are larger than everything else together.
 .venv/.developing: .venv/.installed
 	$(PIP) -e ".[all,dev]"
+	$(PIP) --no-deps byzfl
+	touch $@
+
+.venv/.measuring: .venv/.installed
+	$(PIP) -e ".[all,bench]"
 	$(PIP) --no-deps byzfl
 	touch $@
 

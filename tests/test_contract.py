@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment, Layout
-from cosdefense.aggregators import Mean, Median, NoisyMean, TrimmedMean
+from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, NoisyMean, TrimmedMean
 from cosdefense.attacks import (
     Backdoor,
     ExplicitBoosting,
@@ -35,7 +35,7 @@ from cosdefense.filters import (
     Sageflow,
 )
 from cosdefense.testing import check_aggregator, check_attack, check_defense, check_filter
-from promises import ADDS_NOISE, NOT_BY_AGREEMENT
+from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
 
 # Every class of the catalog with its defaults, and the options that change its behavior.
 FILTER_CASES = [
@@ -58,6 +58,10 @@ AGGREGATOR_CASES = [
     TrimmedMean(0.1),
     TrimmedMean(0.0),
     NoisyMean(1.0, True),
+    Bulyan(0.0),
+    Bulyan(0.1),
+    CenteredClipping(radius=1e9, steps=3),
+    GeometricMedian(steps=3, smoothing=0.1),
 ]
 ATTACK_CASES = [
     *(kind() for kind in ATTACKS.values() if kind is not LearnedPolicy),  # it needs a file: test_learned_policy.py
@@ -80,7 +84,7 @@ def test_filters(part: Filter) -> None:
 
 @pytest.mark.parametrize("part", AGGREGATOR_CASES, ids=repr)
 def test_aggregators(part: Aggregator) -> None:
-    check_aggregator(part, adds_noise=isinstance(part, ADDS_NOISE))
+    check_aggregator(part, adds_noise=isinstance(part, ADDS_NOISE), limits_steps=isinstance(part, LIMITS_STEPS))
 
 
 @pytest.mark.parametrize("attack", ATTACK_CASES, ids=repr)

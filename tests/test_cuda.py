@@ -27,7 +27,7 @@ from cosdefense.simulation import Round, Snapshot, World, simulate
 from cosdefense.task import Task
 from cosdefense.testing import LAYOUT, check_aggregator, check_attack, check_filter
 from policies import drawn_policy, kept
-from promises import ADDS_NOISE, NOT_BY_AGREEMENT
+from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
 
@@ -43,7 +43,9 @@ def test_filters_keep_the_contract(name: str) -> None:
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_aggregators_keep_the_contract(name: str) -> None:
     part = AGGREGATORS[name]()
-    check_aggregator(part, device="cuda", adds_noise=isinstance(part, ADDS_NOISE))
+    check_aggregator(
+        part, device="cuda", adds_noise=isinstance(part, ADDS_NOISE), limits_steps=isinstance(part, LIMITS_STEPS)
+    )
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -44,7 +44,8 @@ def test_blocks_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = partial(ops.trimmed_mean, trim=1)
     kernels: list[Callable[[Tensor], Tensor]] = [ops.row_norms, ops.squared_distances, ops.median, trimmed, ops.cosines]
     whole = [kernel(values) for kernel in kernels]
-    monkeypatch.setattr(ops, "BLOCK", 10)
+    monkeypatch.setattr(ops.blocks, "BLOCK", 60)  # ten columns of six rows
+    monkeypatch.setattr(ops.ordering, "COLUMNS", 10)
     for one, kernel in zip(whole, kernels, strict=True):
         assert torch.allclose(one, kernel(values), rtol=1e-6)
 

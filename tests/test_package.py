@@ -25,7 +25,9 @@ PUBLIC = {
         "ByGARS", "ByGARSPlusPlus", "Clip", "CosDefense", "DiverseFL", "FLTrust", "FoolsGold", "Krum", "PCAClusters",
         "RFFL", "Sageflow",
     },
-    "cosdefense.aggregators": {"Mean", "Median", "NoisyMean", "TrimmedMean"},
+    "cosdefense.aggregators": {
+        "Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "TrimmedMean",
+    },
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {
         "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip",

@@ -29,6 +29,9 @@ FILTERS: dict[str, type[Filter]] = {
     "sageflow": filters.Sageflow,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
+    "bulyan": aggregators.Bulyan,
+    "centered-clipping": aggregators.CenteredClipping,
+    "geometric-median": aggregators.GeometricMedian,
     "mean": aggregators.Mean,
     "median": aggregators.Median,
     "noisy-mean": aggregators.NoisyMean,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .cohort import Cohort
 from .layout import Layout
+from .ops import finite_rows, stays_finite
 
 State = Any  # what a part remembers: None, numbers, tensors, tuples, dicts and frozen dataclasses of them
 Loss = Callable[[Tensor, Tensor], Tensor]  # of a client's current parameters on images and labels
@@ -83,6 +84,9 @@ class Filter(Part):
 class Aggregator(Part):
     """Combines the updates of a round into one."""
 
+    # Rows of weight 0 do not count in it: rejected clients may stay in the cohort, which saves a copy of all others.
+    skips_rejected: ClassVar[bool] = False
+
     @abstractmethod
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]: ...
 
@@ -134,9 +138,11 @@ class Defense:
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Verdict, State]:
         everybody, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
-        cohort, standing = _execute(cohort.updates.isfinite().all(dim=1), cohort, torch.arange(len(cohort)))
+        cohort, standing = _without_rejected(_weighed(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
+        received = cohort.updates
         *memories, last = state
         for i, part in enumerate(self.filters):
+            cohort, standing = _without_rejected(cohort, standing)
             if len(cohort) == 0:
                 break
             judgment, memories[i] = part(cohort, memories[i])
@@ -146,24 +152,27 @@ class Defense:
                 points[label] = _spread(judgment.points, standing, everybody, fill=float("nan"))
             if judgment.updates is not None:
                 cohort = replace(cohort, updates=judgment.updates)
-            cohort, standing = _execute(judgment.weights, cohort, standing)
-        if len(cohort) == 0:
+            cohort = _weighed(cohort, judgment.weights)
+        if not bool((cohort.weights != 0).any()):
             why = "every client was rejected" if evidence else "no client sent finite numbers"
             return Verdict.skip(everybody, why, evidence, points), (*memories, last)
+        if not self.aggregator.skips_rejected or cohort.updates is not received:  # rewritten rows may hold anything
+            cohort, standing = _without_rejected(cohort, standing)
         update, last = self.aggregator(cohort, last)
         update = _keep_variances_positive(update, everybody)
         weights = _spread(cohort.weights, standing, everybody, fill=0.0)
-        if not bool((everybody.params + update).isfinite().all()):
+        if not stays_finite(everybody.params, update):
             still = torch.zeros_like(update)
             return Verdict(still, weights, evidence, "the combined update is not finite", points), (*memories, last)
         return Verdict(update, weights, evidence, None, points), (*memories, last)
 
 
-def _execute(
-    weights: Float[Tensor, " n"] | Bool[Tensor, " n"], cohort: Cohort, standing: Int[Tensor, " n"]
-) -> tuple[Cohort, Int[Tensor, " kept"]]:
-    """Apply a filter's weights: rejected rows are removed, never zeroed (a zero row attracts Krum)."""
-    cohort = replace(cohort, weights=cohort.weights * weights.to(cohort.weights.dtype))
+def _weighed(cohort: Cohort, weights: Float[Tensor, " n"] | Bool[Tensor, " n"]) -> Cohort:
+    return replace(cohort, weights=cohort.weights * weights.to(cohort.weights.dtype))
+
+
+def _without_rejected(cohort: Cohort, standing: Int[Tensor, " n"]) -> tuple[Cohort, Int[Tensor, " kept"]]:
+    """Rejected rows are removed, never zeroed (a zero row attracts Krum)."""
     kept = cohort.weights != 0
     return cohort.only(kept), standing[kept.cpu()]
 

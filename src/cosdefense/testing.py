@@ -44,8 +44,13 @@ def check_filter(part: Filter, *, device: str = "cpu", agreement_is_innocent: bo
     check_defense(Defense((part,), Mean()), device=device)
 
 
-def check_aggregator(part: Aggregator, *, device: str = "cpu", adds_noise: bool = False) -> None:
-    """Everything an aggregator promises. Without noise, identical clients give that very update."""
+def check_aggregator(
+    part: Aggregator, *, device: str = "cpu", adds_noise: bool = False, limits_steps: bool = False
+) -> None:
+    """Everything an aggregator promises.
+
+    Identical clients give that very update, unless the rule adds noise or moves only so far in a round.
+    """
     _check_dataclass(part)
     _check_described(Defense((), part), build_defense)
     for cohort in cohorts(device):
@@ -53,7 +58,7 @@ def check_aggregator(part: Aggregator, *, device: str = "cpu", adds_noise: bool 
     for cohort in cohorts(device):
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _combine)
-        if answer is not None and not adds_noise:
+        if answer is not None and not adds_noise and not limits_steps:
             _close(answer[0]["update"], same.updates[0], f"{part}: identical clients must give that very update")
     check_defense(Defense((), part), device=device)
 

@@ -1,8 +1,11 @@
 """Aggregators combine the updates of a round into one."""
 
+from .bulyan import Bulyan
+from .centered_clipping import CenteredClipping
+from .geometric_median import GeometricMedian
 from .mean import Mean
 from .median import Median
 from .noisy_mean import NoisyMean
 from .trimmed_mean import TrimmedMean
 
-__all__ = ["Mean", "Median", "NoisyMean", "TrimmedMean"]
+__all__ = ["Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "TrimmedMean"]

@@ -7,19 +7,23 @@ from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from ..cohort import Cohort
 from ..defense import Aggregator, State
+from ..ops import weighted_sum
 
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
     """Σ wᵢ uᵢ / Σ wᵢ. One liar can move it anywhere."""
 
+    skips_rejected: ClassVar[bool] = True
+
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
         # Shares first: a sum of finite rows may overflow, their weighted average cannot.
         shares = cohort.weights / cohort.weights.sum()
-        return shares @ cohort.updates, state
+        return weighted_sum(cohort.updates, shares), state

@@ -1,0 +1,208 @@
+"""Every aggregation rule beside byzfl's, Flower's and the limit of the machine: time, memory, accuracy.
+
+python benchmarks/aggregation.py [--markdown] [--json FILE] [--quick]
+
+Float32 on the CPU with two threads, competitors in turns. "limit" is what the machine could do at best: all rows
+read once at the speed of a sum, plus, where a rule compares all rows, their products at the speed of a matrix product
+in float64. Memory is the growth of the process at the worst moment (see measuring.peak_memory). The error is against
+the same rule in float64, relative to its length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from measuring import Table, Timing, machine, options, peak_memory, report, timed
+from peers import byzfl_rules, flower_rules, picked_by_new_krum
+from torch import Tensor
+
+from cosdefense import Aggregator, Cohort, Defense, Layout
+from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, TrimmedMean
+from cosdefense.filters import CosDefense, Krum
+
+SIZES = ((100, 710_218), (10, 11_173_962))  # the paper's CNN, and ResNet-18
+QUICK = ((100, 71_022), (10, 1_117_396))
+HEAD = 5120  # coordinates that CosDefense looks at: the last layer of either model has 5 to 10 thousand
+SHARE = 0.2  # of attackers that rules are told to expect; for Bulyan 0.1, it stands fewer
+BULYAN_SHARE = 0.1
+BULYAN_PART = {100: 20, 10: 4}  # Flower's Bulyan takes minutes: both are measured on this part of the coordinates
+GOALS = {
+    "Mean": ("torch.mean", 1.0), "CosDefense + Mean": ("our mean", 1 / 2.5), "Krum": ("byzfl", 5.0),
+    "Multi-Krum": ("byzfl", 6.0), "Median": ("both", 6.0), "Trimmed mean": ("both", 6.0),
+    "Geometric median": ("byzfl", 8.0), "Centered clipping": ("byzfl", 5.0), "Bulyan": ("flwr", 20.0),
+}  # fmt: skip
+COMPARES_ALL = {"Krum", "Multi-Krum", "Geometric median", "Bulyan"}
+
+
+def drawn(n: int, d: int, seed: int = 0) -> Tensor:
+    """Updates as clients send them: something in common, and noise."""
+    rng = torch.Generator().manual_seed(seed)
+    common = 1e-3 * torch.randn(d, generator=rng)
+    rows = torch.empty(n, d)
+    for row in rows:
+        torch.randn(d, generator=rng, out=row).mul_(1e-3).add_(common)
+    return rows
+
+
+def cohort_of(rows: Tensor) -> Cohort:
+    d = rows.shape[1]
+    head = min(HEAD, d // 2)
+    layout = Layout((("body", (d - head,)), ("head", (head, 1))), "head", d)
+    params = torch.randn(d, generator=torch.Generator().manual_seed(1))
+    return Cohort.of(rows, params.to(rows.dtype), layout)
+
+
+def defenses(rows: Tensor) -> dict[str, Defense]:
+    def alone(aggregator: Aggregator) -> Defense:
+        return Defense((), aggregator)
+
+    return {
+        "Mean": alone(Mean()),
+        "CosDefense + Mean": Defense((CosDefense(),), Mean()),
+        "Krum": Defense((Krum(SHARE),), Mean()),
+        "Multi-Krum": Defense((Krum(SHARE, keep=None),), Mean()),
+        "Median": alone(Median()),
+        "Trimmed mean": alone(TrimmedMean(SHARE)),
+        "Geometric median": alone(GeometricMedian()),
+        "Centered clipping": alone(CenteredClipping(radius=radius(rows))),
+        "Bulyan": alone(Bulyan(BULYAN_SHARE)),
+    }
+
+
+def radius(rows: Tensor) -> float:
+    """Half the rows' length, so that all are clipped."""
+    return float(0.5 * rows[0].double().norm())
+
+
+def ours(defense: Defense, cohort: Cohort) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        verdict, _ = defense(cohort, defense.init())
+        assert verdict.skipped is None, verdict.skipped
+        return verdict.update
+
+    return run
+
+
+def limits(rows: Tensor) -> tuple[float, float]:
+    """Seconds to read all rows once, and to multiply all with all in float64; the fastest of a few tries."""
+    n, d = rows.shape
+    reading = min(timed({"sum": lambda: rows.sum(dim=1)}, 5)["sum"].seconds)
+    square = torch.randn(1024, 1024, dtype=torch.float64)
+    product = min(timed({"product": lambda: square @ square}, 5)["product"].seconds)
+    return reading, reading + product * (n * n * d) / 1024**3
+
+
+def error(name: str, rows: Tensor, columns: int) -> float:
+    """How far the rule in float32 is from the rule in float64 on some of the coordinates."""
+    some = rows[:, :columns].contiguous()
+    defense = defenses(some)[name]
+    narrow, wide = ours(defense, cohort_of(some))(), ours(defense, cohort_of(some.double()))()
+    return float((narrow.double() - wide).norm() / wide.norm())
+
+
+def measured(n: int, d: int, repeats: int) -> tuple[list[list[str]], dict[str, Any]]:
+    rows = drawn(n, d)
+    reading, multiplying = limits(rows)
+    lines, results = [], {}
+    for name in GOALS:
+        part = rows[:, : d // BULYAN_PART[n]].contiguous() if name == "Bulyan" else rows
+        cases = cases_of(name, part)
+        times = timed(cases, repeats, patience=8.0)
+        share, whole = part.shape[1] / d, ours(defenses(rows)[name], cohort_of(rows))
+        memory = peak_memory(whole) / (rows.numel() * rows.element_size())
+        limit = share * (multiplying if name in COMPARES_ALL else reading)
+        wrong = error(name, part, min(part.shape[1], 100_000))
+        lines.append(line(name, times, limit, memory, wrong, share))
+        results[name] = {"times": times, "limit": limit, "memory": memory, "error": wrong, "columns": part.shape[1]}
+    return lines, results
+
+
+def cases_of(name: str, rows: Tensor) -> dict[str, Callable[[], Any]]:
+    """Our rule and what it is measured against."""
+    cohort, rules, f = cohort_of(rows), defenses(rows), int(SHARE * len(rows))
+    flower = flower_rules(rows, f, int(BULYAN_SHARE * len(rows)))
+    mean = partial(Mean(), cohort, None)  # as torch.mean does it, without the checks that a defense makes
+    cases: dict[str, Callable[[], Any] | None] = {
+        "ours": mean if name == "Mean" else ours(rules[name], cohort),
+        "byzfl": byzfl_rules(rows, f, radius(rows)).get(name),
+        "flwr": flower.get(name),
+        "flwr new": flower.get(f"{name} (new)"),
+    }
+    if name in ("Mean", "CosDefense + Mean"):
+        cases["torch.mean"] = partial(torch.mean, rows, dim=0)
+    if name == "CosDefense + Mean":
+        cases["our mean"] = mean
+    return {who: case for who, case in cases.items() if case is not None}
+
+
+def line(name: str, times: dict[str, Timing], limit: float, memory: float, wrong: float, share: float) -> list[str]:
+    own = times["ours"].median
+    rivals = {peer: found.median / own for peer, found in times.items() if peer != "ours"}
+    against, goal = GOALS[name]
+    reached = min((rivals[peer] for peer in (("byzfl", "flwr") if against == "both" else (against,)) if peer in rivals),
+                  default=float("nan"))  # fmt: skip
+    compared = ", ".join(f"{peer} {ratio:.3g}×" for peer, ratio in rivals.items())
+    wanted = f"{goal:g}× {against}" if goal >= 1 else f"at most {1 / goal:g}× {against}"
+    return [
+        name if share == 1 else f"{name} (d / {1 / share:.0f})", str(times["ours"]), compared,
+        f"{wanted}: {'yes' if reached >= goal else 'no'}", f"{own / limit:.2g}×", f"{memory:.0%}", f"{wrong:.0e}",
+    ]  # fmt: skip
+
+
+def growth(sizes: tuple[tuple[int, int], ...]) -> Table:
+    """Milliseconds of every rule as n or d grows."""
+    names = [name for name in GOALS if name != "Bulyan"]
+    lines = []
+    for n, d in sizes:
+        rows = drawn(n, d)
+        cohort, rules = cohort_of(rows), defenses(rows)
+        times = timed({name: ours(rules[name], cohort) for name in names}, 3, patience=5.0)
+        lines.append([f"{n:,}", f"{d:,}", *(f"{1e3 * times[name].median:.3g}" for name in names)])
+    return Table("Milliseconds as n and d grow.", ("n", "d", *names), lines)
+
+
+def picks(tries: int) -> Table:
+    """Krum on nearly identical rows: how often the float32 pick is the float64 one."""
+    n, d, f = 20, 100_000, 4
+    same = {"cosdefense": 0, "Flower's new Krum": 0}
+    for seed in range(tries):
+        rng = torch.Generator().manual_seed(seed)
+        rows = torch.randn(d, generator=rng) + 1e-4 * torch.randn(n, d, generator=rng)
+        wide = rows.double()
+        exact = torch.stack([(wide - row).square().sum(dim=1) for row in wide])
+        best = int(exact.fill_diagonal_(torch.inf).sort(dim=1).values[:, : n - f - 2].sum(dim=1).argmin())
+        verdict, _ = (krum := Defense((Krum(f / n),), Mean()))(cohort_of(rows), krum.init())
+        same["cosdefense"] += verdict.weights.nonzero().flatten().tolist() == [best]
+        same["Flower's new Krum"] += picked_by_new_krum(rows, f) == best
+    title = f"Picks of Krum among {n} nearly identical rows (they differ by 1e-4 of their size) equal to float64's."
+    return Table(title, ("who", "right"), [[who, f"{right} of {tries}"] for who, right in same.items()])
+
+
+def main(given: argparse.Namespace) -> None:
+    torch.set_num_threads(2)
+    began = time.perf_counter()
+    header = ("rule", "ours: median [lowest, highest]", "times as fast as", "goal", "of the limit", "memory", "error")
+    tables, results = [], dict[str, Any]()
+    for n, d in QUICK if given.quick else SIZES:
+        lines, found = measured(n, d, 3 if given.quick else given.repeats)
+        tables.append(Table(f"n = {n}, d = {d:,}; memory as a share of the input.", header, lines))
+        results[f"{n}x{d}"] = found
+    smaller = 10 if given.quick else 1
+    sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000),
+             (100, 50_000), (100, 100_000), (100, 400_000))  # fmt: skip
+    tables += [growth(tuple((n, d // smaller) for n, d in sizes)), picks(5 if given.quick else 20)]
+    about = machine("numpy", "byzfl", "flwr") | {"seconds in all": f"{time.perf_counter() - began:.0f}"}
+    results |= {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables[-2:]}
+    report(given, about, tables, results)
+
+
+if __name__ == "__main__":
+    parser = options(__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the coordinates, to see that it works")
+    parser.add_argument("--repeats", type=int, default=5)
+    main(parser.parse_args())

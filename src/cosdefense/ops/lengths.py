@@ -1,0 +1,76 @@
+"""Lengths and angles of rows, and whether they hold numbers at all."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .blocks import blocks, wide_blocks
+
+
+def row_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None) -> Float[Tensor, " n"]:
+    """Euclidean length of every row (less `center`), in float64."""
+    scale = torch.ones(len(rows), 1, dtype=torch.float64, device=rows.device)
+    if rows.dtype == torch.float64:  # squares of smaller types fit into a float64
+        largest = torch.zeros_like(scale)
+        for wide in wide_blocks(rows, center):
+            largest = torch.maximum(largest, wide.abs_().amax(dim=1, keepdim=True))
+        scale = torch.where(largest > 0, largest, 1)  # first, so that no square over- or underflows
+    total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    for wide in wide_blocks(rows, center):
+        wide = wide if rows.dtype != torch.float64 else wide.div_(scale)
+        total += torch.linalg.vector_norm(wide, dim=1).square_()
+    return total.sqrt() * scale[:, 0]
+
+
+def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+    """Cosine between every row and `reference`; 0 where either is zero."""
+    cosines = (_unit(rows) * _unit(reference[None])).sum(dim=1)
+    return cosines.clamp(-1, 1).to(rows.dtype)
+
+
+def cosines(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
+    """Cosine between every two rows, in float64; 0 where either is zero."""
+    largest = torch.stack([block.abs().amax(dim=1) for block in blocks(rows)]).amax(dim=0).double()[:, None]
+    scale = torch.where(largest > 0, largest, 1)  # first, so that no length over- or underflows
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for wide in wide_blocks(rows):
+        wide /= scale
+        total.addmm_(wide, wide.T)
+    lengths = total.diagonal().sqrt()
+    lengths = torch.where(lengths > 0, lengths, 1)
+    return (total / lengths[:, None] / lengths).clamp(-1, 1)
+
+
+def rescaled(rows: Float[Tensor, "n k"], factors: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
+    """Every row times its factor, which may be any finite float64."""
+    largest = torch.finfo(rows.dtype).max
+    return rows * factors.clamp(-largest, largest).to(rows.dtype)[:, None]
+
+
+def finite_rows(rows: Float[Tensor, "n k"]) -> Bool[Tensor, " n"]:
+    """Which rows hold neither NaN nor infinity.
+
+    A sum swallows neither: it is finite only if every number is. Rows whose sum is not (it may also
+    have overflowed) are looked at number by number.
+    """
+    finite = rows.sum(dim=1).isfinite()
+    for i in (~finite).nonzero().flatten().tolist():
+        finite[i] = all(bool(block.isfinite().all()) for block in blocks(rows[i : i + 1]))
+    return finite
+
+
+def stays_finite(vector: Float[Tensor, " k"], step: Float[Tensor, " k"]) -> bool:
+    """Whether every number of `vector + step` is finite."""
+    pairs = zip(blocks(vector[None]), blocks(step[None]), strict=True)
+    return all(bool(finite_rows(one + other)[0]) for one, other in pairs)
+
+
+def _unit(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Every row scaled to length one (a zero row stays zero), in float64."""
+    wide = rows.double()
+    scale = wide.abs().amax(dim=1, keepdim=True)  # first, so that no square over- or underflows
+    wide = wide / torch.where(scale > 0, scale, 1)
+    length = wide.square().sum(dim=1, keepdim=True).sqrt()
+    return wide / torch.where(length > 0, length, 1)

@@ -1,0 +1,37 @@
+"""Statistics of one number per client, which must not depend on the clients' order by a bit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .ordering import median
+
+
+def fraction_of(fraction: float, n: int) -> int:
+    """`floor(fraction * n)`, safe against 0.29 * 100 == 28.999999999999996."""
+    return math.floor(fraction * n + 1e-9)
+
+
+def min_max(scores: Float[Tensor, " n"], tolerance: float = 0.0) -> Float[Tensor, " n"]:
+    """Scores mapped onto [0, 1]; all zero when they all lie within `tolerance` of each other."""
+    low, high = scores.min(), scores.max()
+    span = high - low
+    return torch.where(span > tolerance, (scores - low) / torch.where(span > tolerance, span, 1), 0)
+
+
+def mean_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """The mean, summed in order of size so that the order of the clients cannot move it by a bit."""
+    return scores.sort().values.mean()
+
+
+def std_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """The population standard deviation, independent of the clients' order like `mean_of`."""
+    return mean_of((scores - mean_of(scores)).square()).sqrt()
+
+
+def median_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    return median(scores[:, None])[0]
