@@ -173,6 +173,21 @@ def test_replayed_training_is_plain_training(steps: int) -> None:
         params = params + updates.mean(dim=0)
 
 
+def test_bfloat16_is_replayed_too() -> None:
+    choose_device("cuda")
+    torch.manual_seed(0)
+    model = resnet18((3, 32, 32), 10).cuda()
+    exact, rounded = Task.of(model), Task.of(model, bfloat16=True)
+    images = torch.rand(3, 1, 16, 3, 32, 32, device="cuda")
+    labels = torch.randint(0, 10, (3, 1, 16), device="cuda")
+    found = train_clients(rounded, LocalSGD(), rounded.initial(), images, labels)
+    for update, batch, truth in zip(found, channels_last(images), labels, strict=True):
+        plain = LocalSGD()(rounded, rounded.initial(), batch, truth)
+        assert float((update - plain).norm()) <= 1e-3 * float(plain.norm())
+    full = train_clients(exact, LocalSGD(), exact.initial(), images, labels)
+    assert 1e-3 < float((found - full).norm() / full.norm()) < 0.2
+
+
 def test_recordings_go_with_their_task() -> None:
     choose_device("cuda")
     task = resnet_task()
