@@ -9,6 +9,8 @@ given the same images and the same start. What is missing is named and left out.
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -213,6 +215,8 @@ def plain_evaluation(world: World, n: int, chunk: int = 1000) -> Round:
 def anonymous_memory() -> Iterator[list[int]]:
     """The most memory that the process has to have, in bytes: what is mapped from files can be dropped at any time."""
     peak, done = [0], threading.Event()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but kept would be used again without a trace
 
     def now() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
