@@ -9,6 +9,8 @@ given the same images and the same start. What is missing is named and left out.
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -77,18 +79,17 @@ def plain(world: World, steps: int = 1) -> Round:
     """As research code is written: a module into which states are loaded, torch.optim.SGD; then the same Krum."""
     model, judge = network().train(), recipe("krum")
     start, layout = copy.deepcopy(model.state_dict()), world.task.layout
-    images = torch.stack([world.images[own] for own in world.partition]).float() / 255
-    labels = torch.stack([world.labels[own] for own in world.partition])
     params = layout.flatten(start)
 
     def one() -> Any:
         updates = []
-        for own, truth in zip(images, labels, strict=True):
+        for own in world.partition:
+            images, labels = world.images[own].float() / 255, world.labels[own]
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(model.parameters(), LR)
             for _ in range(steps):
                 optimizer.zero_grad()
-                cross_entropy(model(own), truth).backward()  # type: ignore[no-untyped-call]
+                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             updates.append(layout.flatten(model.state_dict()) - params)
         return judge(Cohort.of(torch.stack(updates), params, layout), judge.init())
@@ -213,6 +214,8 @@ def plain_evaluation(world: World, n: int, chunk: int = 1000) -> Round:
 def anonymous_memory() -> Iterator[list[int]]:
     """The most memory that the process has to have, in bytes: what is mapped from files can be dropped at any time."""
     peak, done = [0], threading.Event()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but kept would be used again without a trace
 
     def now() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
