@@ -1,6 +1,6 @@
 """Products of all rows with all rows, relative to one of them.
 
-In float64. Products of float32 take half the time, but on rows whose roundings all go one way (constant
+In float64. Products of float32 are faster, but on rows whose roundings all go one way (constant
 ones, say) they are off by more than Krum's scores differ: benchmarks/aggregation.py shows by how much.
 """
 
