@@ -152,7 +152,8 @@ def simulate(
         attack_state = now.attack_state
         with meter("attack"):
             if acting:
-                forged, attack_state = attack.forge(cohort, liars, attack_state)
+                informed, attack_state = attack.told(defense, now.defense_state, attack_state)
+                forged, attack_state = informed.forge(cohort, liars, attack_state)
                 cohort = replace(cohort, updates=torch.where(liars[:, None], forged, updates))
         # the server judges, combines and moves on
         cohort = replace(cohort, seed=derive(seed, "defense", number))
