@@ -1,4 +1,4 @@
-"""Min-Max and Min-Sum against the authors' search in numpy, and their promise: never farther out than honest clients."""
+"""Min-Max and Min-Sum against the authors' search in numpy, and their promise: no farther out than honest clients."""
 
 from __future__ import annotations
 
