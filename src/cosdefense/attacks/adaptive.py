@@ -33,8 +33,9 @@ class Adaptive(Attack):
 
     Harm is how much less than the honest mean the defense's combined update moves along that mean. Directions are
     against the mean update, the same made orthogonal to the global model in every layer, its sign, its sign times the
-    clients' deviations, and the last layer alone. A grid comes first, then steps around the best. It is greedy: what
-    a forgery does to later rounds, through what a defense remembers, does not count.
+    clients' deviations, the last layer alone, and tilted until its mean cosine with honest updates is positive. A grid
+    comes first, then steps around the best, up to 25 lengths of the mean. It is greedy: what a forgery does to later
+    rounds, through what a defense remembers, does not count.
 
     With full knowledge it is the real round that is tried: the honest updates, the server's data where it has some,
     and, told by a simulator, what the defense remembers. Only its dice are not known. With partial knowledge, honest
@@ -44,7 +45,7 @@ class Adaptive(Attack):
 
     defense: Defense | None = None  # what they try it on. None: the server's, if a simulator tells it, else the mean
     knowledge: Knowledge = "full"  # of the honest clients' updates
-    trials: int = 100  # how often the defense is asked in a round; the grid has 76
+    trials: int = 100  # how often the defense is asked in a round; the grid has 73
 
     def __post_init__(self) -> None:
         if self.knowledge not in get_args(Knowledge):
