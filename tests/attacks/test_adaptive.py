@@ -164,7 +164,7 @@ class Counting(Aggregator):
         return cohort.updates.mean(dim=0), state
 
 
-@pytest.mark.parametrize("trials", [2, 30, 73, 74, 100])
+@pytest.mark.parametrize("trials", [2, 30, 73, 74, 75, 100])
 def test_so_many_trials_and_no_more(trials: int) -> None:
     rule = Counting()
     Adaptive(Defense((), rule), trials=trials).forge(round_of(0), LIARS, None)
@@ -176,7 +176,7 @@ def test_more_trials_never_harm_less() -> None:
     defense, cohort = recipe("multi-krum"), round_of(0)
     found = [
         damage(defense, cohort, Adaptive(defense, trials=trials).forge(cohort, LIARS, None)[0], defense.init())
-        for trials in (2, 20, 73, 90, 150)
+        for trials in (2, 20, 73, 150, 300)
     ]
     assert found == sorted(found)
     assert found[-1] > found[2] > 0  # steps around the best of the grid find more

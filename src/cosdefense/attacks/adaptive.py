@@ -26,6 +26,8 @@ from .forgery import GRID, NOTHING, Forgery, Material
 from .rehearsal import Rehearsal, Remembering, Trial
 from .trimmed_mean_poisoning import Knowledge, known_rows
 
+STARTS = 3  # of the grid's directions, around which to search on
+
 
 @dataclass(frozen=True)
 class Adaptive(Attack):
@@ -34,8 +36,8 @@ class Adaptive(Attack):
     Harm is how much less than the honest mean the defense's combined update moves along that mean. Directions are
     against the mean update, the same made orthogonal to the global model in every layer, its sign, its sign times the
     clients' deviations, the last layer alone, and tilted until its mean cosine with honest updates is positive. A grid
-    comes first, then steps around the best, up to 25 lengths of the mean. It is greedy: what a forgery does to later
-    rounds, through what a defense remembers, does not count.
+    comes first, then steps around the best three, up to 25 lengths of the mean. It is greedy: what a forgery does to
+    later rounds, through what a defense remembers, does not count.
 
     With full knowledge it is the real round that is tried: the honest updates, the server's data where it has some,
     and, told by a simulator, what the defense remembers. Only its dice are not known. With partial knowledge, honest
@@ -45,7 +47,7 @@ class Adaptive(Attack):
 
     defense: Defense | None = None  # what they try it on. None: the server's, if a simulator tells it, else the mean
     knowledge: Knowledge = "full"  # of the honest clients' updates
-    trials: int = 100  # how often the defense is asked in a round; the grid has 73
+    trials: int = 150  # how often the defense is asked in a round; the grid has 73
 
     def __post_init__(self) -> None:
         if self.knowledge not in get_args(Knowledge):
@@ -88,10 +90,18 @@ class Adaptive(Attack):
 
 def _searched(play: Callable[[Forgery], Trial], trials: int) -> Trial:
     """The most harmful of so many; among equals the first, so that nobody lies in vain."""
-    best = play(NOTHING)
-    for forgery in GRID[: trials - 1]:
-        best = max(best, play(forgery), key=_damage)
-    left, step = trials - 1 - len(GRID), 0.5
+    best: dict[str, Trial] = {}  # by heading: what is second at first may have more room around it
+    for trial in map(play, (NOTHING, *GRID)[:trials]):
+        best[trial.forgery.heading] = max(best.get(trial.forgery.heading, trial), trial, key=_damage)
+    starts = sorted(best.values(), key=_damage, reverse=True)[:STARTS]
+    left = max(0, trials - 1 - len(GRID))
+    shares = [left // STARTS + (i < left % STARTS) for i in range(STARTS)]
+    return max((_refined(play, start, share) for start, share in zip(starts, shares, strict=False)), key=_damage)
+
+
+def _refined(play: Callable[[Forgery], Trial], best: Trial, left: int) -> Trial:
+    """Steps around it, smaller ones where none leads up."""
+    step = 0.5
     while left > 0:
         before = best
         for forgery in islice(before.forgery.neighbors(step), left):
