@@ -11,11 +11,16 @@ from torch import nn
 
 from cosdefense import Attack, recipe
 from cosdefense.attacks import (
+    ALIE,
+    Adaptive,
     Backdoor,
     ExplicitBoosting,
     InnerProduct,
     KrumPoisoning,
     LabelFlip,
+    Mimic,
+    MinMax,
+    MinSum,
     Noise,
     SignFlip,
     TrimmedMeanPoisoning,
@@ -356,6 +361,15 @@ def honest(name: str) -> float:
         (ExplicitBoosting(), "fedavg", 0.5),
         (Noise(on_top=True), "fedavg", 0.3),
         (SignFlip(5.0, every_step=True), "fedavg", 0.5),
+        (ALIE(z=1.5), "fedavg", 0.1),
+        (ALIE(z=1.5), "krum", 0.3),
+        (MinMax(), "fedavg", 0.4),
+        (MinMax(), "krum", 0.4),
+        (MinMax(knowledge="partial"), "multi-krum", 0.3),
+        (MinSum(), "multi-krum", 0.4),
+        (Mimic(), "krum", 0.1),
+        (Adaptive(trials=30), "cosdefense", 0.5),
+        (Adaptive(trials=30), "multi-krum", 0.5),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -11,12 +11,17 @@ import torch
 from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment, Layout
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, NoisyMean, TrimmedMean
 from cosdefense.attacks import (
+    ALIE,
+    Adaptive,
     Backdoor,
     ExplicitBoosting,
     InnerProduct,
     KrumPoisoning,
     LabelFlip,
     LearnedPolicy,
+    Mimic,
+    MinMax,
+    MinSum,
     Noise,
     SignFlip,
     TrimmedMeanPoisoning,
@@ -74,6 +79,16 @@ ATTACK_CASES = [
     ExplicitBoosting(steps=1),
     KrumPoisoning(0.1, knowledge="partial", spread=0.01),
     TrimmedMeanPoisoning(knowledge="partial"),
+    ALIE(knowledge="partial"),
+    ALIE(z=-1.5),
+    MinMax("sign", "partial"),
+    MinMax("std"),
+    MinSum("sign", "partial", "min"),
+    MinSum("std"),
+    Mimic("partial", warm_up=1),
+    Adaptive(RECIPES["cosdefense"](), trials=20),
+    Adaptive(RECIPES["multi-krum"](), "partial", trials=20),
+    Adaptive(RECIPES["bygars++"](), trials=5),
 ]
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from cosdefense import Cohort, Layout, recipe
+from cosdefense.attacks import ALIE
 
 CASES = list(itertools.product((5, 8, 10, 11), (1, 7, 300)))
 
@@ -111,3 +112,14 @@ def test_krum_and_multi_krum(flower: Flower, n: int, d: int) -> None:
     assert np.allclose(ours("krum", rows, contamination=0.2), flower.aggregate(judge, rows), atol=1e-12)
     judge = flower.strategies.MultiKrum(num_malicious_nodes=f, num_nodes_to_select=n - f)
     assert np.allclose(ours("multi-krum", rows, contamination=0.2), flower.aggregate(judge, rows), atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "d"), CASES)
+def test_a_little_is_enough(byzfl: Any, n: int, d: int) -> None:
+    """byzfl adds where we subtract, and takes the sample's deviation where the population's is meant."""
+    judge = importlib.import_module("byzfl.attacks.attacks").ALittleIsEnough(1.5)
+    rows = rows_for(n, d)
+    cohort = Cohort.of(torch.from_numpy(rows), torch.zeros(d, dtype=torch.float64), Layout((("w", (d,)),), "w", d))
+    z = -1.5 * (n - 1) ** 0.5 / (n - 2) ** 0.5
+    forged, _ = ALIE(z=z).forge(cohort, torch.arange(n) == 0, None)
+    assert np.allclose(forged[0].numpy(), judge(rows[1:]), atol=1e-12)

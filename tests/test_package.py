@@ -30,8 +30,8 @@ PUBLIC = {
     },
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {
-        "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning", "LabelFlip",
-        "LearnedPolicy", "Noise", "SignFlip", "TrimmedMeanPoisoning",
+        "ALIE", "Adaptive", "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning",
+        "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "SignFlip", "TrimmedMeanPoisoning",
     },
     "cosdefense.flower": {"Defended", "Reason", "red_team"},
 }  # fmt: skip

@@ -43,12 +43,17 @@ HOOKS: dict[str, type[ClientHook]] = {
 }
 ATTACKS: dict[str, type[Attack]] = {
     "none": attacks.Attack,
+    "adaptive": attacks.Adaptive,
+    "alie": attacks.ALIE,
     "backdoor": attacks.Backdoor,
     "explicit-boosting": attacks.ExplicitBoosting,
     "inner-product": attacks.InnerProduct,
     "krum-poisoning": attacks.KrumPoisoning,
     "label-flip": attacks.LabelFlip,
     "learned-policy": attacks.LearnedPolicy,
+    "mimic": attacks.Mimic,
+    "min-max": attacks.MinMax,
+    "min-sum": attacks.MinSum,
     "noise": attacks.Noise,
     "sign-flip": attacks.SignFlip,
     "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
@@ -101,8 +106,17 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
 
 
 def build_attack(table: Mapping[str, Any]) -> Attack:
-    """An attack from `{name = "inner-product", epsilon = 5.0}`."""
-    return build(ATTACKS, table, Attack)
+    """An attack from `{name = "inner-product", epsilon = 5.0}`.
+
+    One that is given a defense gets it by name, or as a table: `{name = "adaptive", defense = "krum"}`.
+    """
+    given = dict(coerce(table, Mapping, "attack"))
+    defense = given.get("defense")
+    if isinstance(defense, str) and defense != "none":
+        defense = {"name": defense}
+    if isinstance(defense, Mapping):
+        given["defense"] = build_defense(defense)
+    return build(ATTACKS, given, Attack)
 
 
 def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:
@@ -118,7 +132,14 @@ def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
     kind = type(part)
     name = next((name for name, entry in known.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
     options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
-    return {"name": name, **{key: "none" if value is None else value for key, value in options.items()}}
+    return {"name": name, **{key: _written(value) for key, value in options.items()}}
+
+
+def _written(value: Any) -> Any:
+    """An option as a file keeps it: TOML has no null, and a defense is a table of its own."""
+    if isinstance(value, Defense):
+        return describe(value)
+    return "none" if value is None else value
 
 
 def lookup(table: Mapping[str, T], name: object, kind: str) -> T:

@@ -127,10 +127,12 @@ def rehearse(experiment: Experiment, dataset: Dataset) -> None:
         trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it is there
     cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=trusted)
     images, labels = world.batches(clients[:1], 1, 1, generator(0))
+    (defense,) = cell.defenses
     for attack in experiment.attacks:
         with _named(f"attack {attack.label}"):
             attack.part.poison(images, labels, world.n_classes, generator(0))
-            attack.part.forge(cohort, clients < 1, attack.part.init())
+            informed, state = attack.part.told(defense.part, defense.part.init(), attack.part.init())
+            informed.forge(cohort, clients < 1, state)
         if attack.part != Attack() and experiment.schedule.attack_start >= experiment.training.rounds:
             warnings.warn("the attack starts after the last round", NeverReached, stacklevel=2)
     for defense in experiment.defenses:

@@ -74,7 +74,9 @@ def _run(
     (attack,), (defense,) = cell.attacks, cell.defenses
     torch.backends.cudnn.allow_tf32 = cell.training.tf32
     world = build_world(cell, dataset, device)
-    header, like = {**header_of(cell, dataset, world), **notes}, (defense.part.init(), attack.part.init())
+    memory = defense.part.init()
+    informed, _ = attack.part.told(defense.part, memory, attack.part.init())  # as the simulator will
+    header, like = {**header_of(cell, dataset, world), **notes}, (memory, informed.init())
     with closing(Journal(folder, header, like, device, checkpoint_seconds)) as journal:
         write_atomically(folder / "experiment.toml", to_toml(cell).encode())
         for record, after in play(cell, world, dataset, journal.snapshot):

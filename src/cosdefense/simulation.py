@@ -173,7 +173,8 @@ def simulate(
         attack_state = now.attack_state
         with meter("attack"):
             if acting:
-                forged, attack_state = attack.forge(cohort, liars, attack_state)
+                informed, attack_state = attack.told(defense, now.defense_state, attack_state)
+                forged, attack_state = informed.forge(cohort, liars, attack_state)
                 for row in lying:  # in place: there may be no room for all rows twice
                     updates[row] = forged[row]
         # the server judges, combines and moves on

@@ -1,5 +1,7 @@
 """Attacks are what malicious clients do: to their data before training, to their updates after it."""
 
+from .adaptive import Adaptive
+from .alie import ALIE
 from .attack import Attack, Effort
 from .backdoor import Backdoor
 from .explicit_boosting import ExplicitBoosting
@@ -7,11 +9,16 @@ from .inner_product import InnerProduct
 from .krum_poisoning import KrumPoisoning
 from .label_flip import LabelFlip
 from .learned_policy import LearnedPolicy
+from .mimic import Mimic
+from .min_max import MinMax
+from .min_sum import MinSum
 from .noise import Noise
 from .sign_flip import SignFlip
 from .trimmed_mean_poisoning import TrimmedMeanPoisoning
 
 __all__ = [
+    "ALIE",
+    "Adaptive",
     "Attack",
     "Backdoor",
     "Effort",
@@ -20,6 +27,9 @@ __all__ = [
     "KrumPoisoning",
     "LabelFlip",
     "LearnedPolicy",
+    "Mimic",
+    "MinMax",
+    "MinSum",
     "Noise",
     "SignFlip",
     "TrimmedMeanPoisoning",

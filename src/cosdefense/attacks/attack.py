@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..cohort import Cohort
-from ..defense import State
+from ..defense import Defense, State
 from ..layout import Layout
 
 
@@ -31,6 +31,13 @@ class Attack:
     def init(self) -> State:
         """What the attackers remember before the first round."""
         return None
+
+    def told(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+        """Before a round: the attack and its state, knowing the server's defense and what that remembers.
+
+        Only a simulator can tell; most attacks do not listen.
+        """
+        return self, state
 
     def poison(
         self,

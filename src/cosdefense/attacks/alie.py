@@ -1,0 +1,60 @@
+"""A little is enough: every coordinate a little beside the honest mean, where honest clients are found too.
+
+Baruch, Baruch, Goldberg. A Little Is Enough: Circumventing Defenses For Distributed Learning. NeurIPS 2019.
+https://arxiv.org/abs/1902.06156
+
+The side (μ minus, not plus) and the population's deviation are as in the authors' code, from memory; other public code
+adds, which a negative z does here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import get_args
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import State
+from .attack import Attack
+from .trimmed_mean_poisoning import Knowledge, known_rows
+
+
+@dataclass(frozen=True)
+class ALIE(Attack):
+    """All attackers send μ − z · σ, coordinate by coordinate, of the updates they know.
+
+    Unless z is given, it is the paper's: with s = ⌊n / 2 + 1⌋ − m supporters that m attackers among n clients need for
+    a majority, Φ(z) = (n − m − s) / (n − m). Too few attackers (z below 0) send the mean; those who are a majority
+    already, and for whom the formula has no bound, go as far as `largest`.
+    """
+
+    z: float | None = None  # standard deviations; None: as many as still find a majority
+    knowledge: Knowledge = "full"  # of the honest clients' updates; the paper's attackers go by their own
+    largest: float = 3.0  # standard deviations, where the formula has no bound
+
+    def __post_init__(self) -> None:
+        if self.z is not None and not math.isfinite(self.z):
+            raise ValueError(f"ALIE.z must be finite, got {self.z}")
+        if self.knowledge not in get_args(Knowledge):
+            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        if not 0 <= self.largest < math.inf:
+            raise ValueError(f"ALIE.largest must be at least 0 and finite, got {self.largest}")
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        if not bool(malicious.any()):
+            return cohort.updates, state
+        known = cohort.updates[known_rows(malicious, self.knowledge)].double()  # a float32 square overflows at 1e19
+        z = self._supported(len(cohort), int(malicious.sum())) if self.z is None else self.z
+        forged = known.mean(dim=0) - z * known.std(dim=0, correction=0)
+        return forged.to(cohort.updates.dtype).expand_as(cohort.updates), state
+
+    def _supported(self, n: int, n_malicious: int) -> float:
+        honest, supporters = n - n_malicious, n // 2 + 1 - n_malicious
+        if supporters <= 0:
+            return self.largest
+        share = (honest - supporters) / honest
+        return min(self.largest, NormalDist().inv_cdf(share)) if share > 0.5 else 0.0

@@ -1,0 +1,349 @@
+"""Adaptive: on every defense of the catalog it harms at least as much as what it could have done without looking."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cosdefense import Aggregator, Attack, Cohort, Defense, Filter, Judgment, Layout, recipe
+from cosdefense.aggregators import Mean
+from cosdefense.attacks import Adaptive, InnerProduct
+from cosdefense.attacks.adaptive import _imagined
+from cosdefense.attacks.forgery import GRID, NOTHING, Forgery, Material
+from cosdefense.catalog import RECIPES, build_attack, describe
+from cosdefense.data import load as load_data
+from cosdefense.defense import State
+from cosdefense.experiment import from_table, to_table, to_toml
+from cosdefense.memory import pack
+from cosdefense.ops import cosines
+from cosdefense.options import ConfigError
+from cosdefense.preparation import rehearse
+from cosdefense.running import run
+from cosdefense.simulation import simulate
+from cosdefense.specimens import LAYOUT, Witness
+from worlds import digits_world
+
+LIARS = torch.arange(10) >= 7
+HEAD = LAYOUT.slices["head.weight"]
+
+
+def round_of(number: int, *, n: int = 10, drift: float = 1.0) -> Cohort:
+    """Clients that agree about the direction and differ around it; the server's data say about the same."""
+    rng = torch.Generator().manual_seed(number)
+    common = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    updates = 0.1 * (drift * common + torch.randn(n, LAYOUT.size, generator=rng, dtype=torch.float64))
+    params = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+    for where in LAYOUT.variances:
+        params[where], updates[:, where] = params[where].abs() + 1, updates[:, where].abs()
+    return Cohort.of(updates, params, LAYOUT, seed=number, trusted_data=Witness(0.1))
+
+
+def damage(defense: Defense, cohort: Cohort, rows: Tensor, memory: State, liars: Tensor = LIARS) -> float:
+    """By its definition, in numpy: what is missing along the honest mean, in its lengths."""
+    sent = torch.where(liars[:, None], rows, cohort.updates)
+    update = defense(replace(cohort, updates=sent), memory)[0].update.numpy()[: LAYOUT.n_trainable]
+    mean = cohort.updates[~liars].numpy()[:, : LAYOUT.n_trainable].mean(axis=0)
+    return float(np.dot(mean - update, mean) / np.dot(mean, mean))
+
+
+def remembered(defense: Defense) -> State:
+    """What the defense remembers after three honest rounds."""
+    memory = defense.init()
+    for number in range(100, 103):
+        _, memory = defense(round_of(number), memory)
+    return memory
+
+
+def frozen(memory: State) -> tuple[str, list[list[float]]]:
+    structure, tensors = pack(memory)
+    return json.dumps(structure), [tensor.flatten().tolist() for tensor in tensors.values()]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_defense(name: str) -> None:
+    defense, cohort = recipe(name), round_of(0)
+    memory = remembered(defense)
+    before = frozen(memory)
+    attack, state = Adaptive().told(defense, memory, Adaptive().init())
+    forged, _ = attack.forge(cohort, LIARS, state)
+    assert bool(forged.isfinite().all())
+    assert torch.equal(forged[~LIARS], cohort.updates[~LIARS])
+    assert frozen(memory) == before
+    assert torch.equal(attack.forge(cohort, LIARS, state)[0], forged)
+    plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
+    found = damage(defense, cohort, forged, memory)
+    assert found >= damage(defense, cohort, plain, memory) - 1e-9
+    assert found >= damage(defense, cohort, cohort.updates, memory) - 1e-9
+    assert found > 0.1  # and not in vain, anywhere
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_defense_with_partial_knowledge(name: str) -> None:
+    """What honest clients send changes nothing: it is not known."""
+    defense, cohort = recipe(name), round_of(0)
+    others = replace(cohort, updates=torch.where(LIARS[:, None], cohort.updates, 17.0))
+    attack = Adaptive(defense, "partial", trials=20)
+    forged, state = attack.forge(cohort, LIARS, attack.init())
+    unseen, _ = attack.forge(others, LIARS, attack.init())
+    assert bool(forged.isfinite().all())
+    assert torch.equal(forged[LIARS], unseen[LIARS])
+    assert not torch.equal(forged[LIARS], cohort.updates[LIARS])
+    again, _ = attack.forge(round_of(1), LIARS, state)  # with what it believes the server to remember
+    assert bool(again.isfinite().all())
+
+
+def wide_round(number: int) -> Cohort:
+    """A last layer of 400 weights, in which clients agree to shrink, a little: what CosDefense sees in its opposite."""
+    layout = Layout((("features.weight", (10, 20)), ("head.weight", (20, 20))), "head.weight", 600)
+    rng = torch.Generator().manual_seed(number)
+    params, common = torch.randn(2, 600, generator=rng, dtype=torch.float64)
+    common[200:] -= 0.5 * params[200:]
+    return Cohort.of(common + 2 * torch.randn(10, 600, generator=rng, dtype=torch.float64), params, layout)
+
+
+@pytest.mark.parametrize("knowledge", ["full", "partial"])
+@pytest.mark.parametrize("number", range(4))
+def test_it_finds_the_orthogonal_last_layer(knowledge: str, number: int) -> None:
+    """CosDefense sees inner product manipulation, and takes its sideways brother for the most honest of all."""
+    defense, cohort = recipe("cosdefense"), wide_round(number)
+    plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
+    verdict, _ = defense(replace(cohort, updates=torch.where(LIARS[:, None], plain, cohort.updates)), (None, None))
+    assert verdict.weights[LIARS].tolist() == [0] * 3
+    forged, _ = Adaptive(defense, knowledge).forge(cohort, LIARS, None)  # type: ignore[arg-type]
+    verdict, _ = defense(replace(cohort, updates=forged), (None, None))
+    assert verdict.weights[LIARS].tolist() == [1] * 3
+    head, model = forged[LIARS][:, 200:], cohort.params[200:]
+    assert float((head @ model / head.norm(dim=1) / model.norm()).abs().max()) < 1e-9
+    assert float(verdict.update @ cohort.updates[~LIARS].mean(dim=0)) < 0
+
+
+@dataclass(frozen=True)
+class SignSplit(Filter):
+    """Two camps by the signs of the leading eigenvector of the cosines; where they disagree, the larger one stays."""
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        alike = cosines(cohort.trainable())
+        side = torch.linalg.eigh(alike).eigenvectors[:, -1] >= 0
+        larger = side if int(side.sum()) * 2 >= len(side) else ~side
+        agreed = bool(side.all() | ~side.any()) or float(alike[side][:, ~side].mean()) >= 0
+        return Judgment((~larger).to(cohort.updates.dtype), larger | agreed), state
+
+
+def test_camouflage_against_a_filter_that_splits_by_sign() -> None:
+    """Turned round they are all rejected; on the honest side of the split some harm remains, and they stay there."""
+    defense = Defense((SignSplit(),), Mean())
+    for number in range(5):
+        cohort = round_of(number)
+        plain, _ = InnerProduct(1.0).forge(cohort, LIARS, None)
+        verdict, _ = defense(replace(cohort, updates=torch.where(LIARS[:, None], plain, cohort.updates)), (None, None))
+        assert verdict.weights.tolist() == [1] * 7 + [0] * 3
+        forged, _ = Adaptive(defense).forge(cohort, LIARS, None)
+        verdict, _ = defense(replace(cohort, updates=forged), (None, None))
+        assert verdict.weights[LIARS].tolist() == [1] * 3
+        assert damage(defense, cohort, forged, (None, None)) > 0.2
+
+
+@dataclass(frozen=True)
+class Counting(Aggregator):
+    """The mean, and how often it was asked."""
+
+    asked: list[int] = field(default_factory=list, compare=False, hash=False)
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
+        self.asked.append(len(cohort))
+        return cohort.updates.mean(dim=0), state
+
+
+@pytest.mark.parametrize("trials", [2, 30, 73, 74, 75, 100])
+def test_so_many_trials_and_no_more(trials: int) -> None:
+    rule = Counting()
+    Adaptive(Defense((), rule), trials=trials).forge(round_of(0), LIARS, None)
+    assert rule.asked == [10] * trials
+    assert len(GRID) + 1 == 73
+
+
+def test_more_trials_never_harm_less() -> None:
+    defense, cohort = recipe("multi-krum"), round_of(0)
+    found = [
+        damage(defense, cohort, Adaptive(defense, trials=trials).forge(cohort, LIARS, None)[0], defense.init())
+        for trials in (2, 20, 73, 150, 300)
+    ]
+    assert found == sorted(found)
+    assert found[-1] > found[2] > 0  # steps around the best of the grid find more
+
+
+def test_no_longer_than_25_means() -> None:
+    """Nothing bounds what the plain mean lets through; the search is."""
+    cohort = round_of(0)
+    forged, _ = Adaptive(recipe("fedavg"), trials=150).forge(cohort, LIARS, None)
+    assert torch.equal(forged[LIARS], -25 * cohort.updates[~LIARS].mean(dim=0).expand(3, -1))
+
+
+def test_the_servers_data_are_asked_once() -> None:
+    asked = list[str]()
+
+    class Server(Witness):
+        def update(self, params: Tensor, seed: int) -> Tensor:
+            asked.append("update")
+            return super().update(params, seed)
+
+        def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
+            asked.append("guides")
+            return super().guides(clients, params, seed)
+
+    cohort = replace(round_of(0), trusted_data=Server(0.1))
+    for name in ("fltrust", "diversefl"):
+        with_memory, _ = Adaptive(recipe(name)).forge(cohort, LIARS, None)
+        without, _ = Adaptive(recipe(name)).forge(round_of(0), LIARS, None)
+        assert torch.equal(with_memory, without)
+    assert asked == ["update", "guides"]
+
+
+def test_what_is_sent() -> None:
+    """The formula, and that inner product manipulation is one of the grid, to the bit."""
+    cohort = round_of(0)
+    known = cohort.updates[~LIARS]
+    material = Material.of(cohort, known, LIARS)
+    plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
+    assert torch.equal(material.rows(GRID[0]), plain[LIARS])
+    assert torch.equal(material.rows(NOTHING), cohort.updates[LIARS])
+    mixed = material.rows(Forgery("sign", 2.0, "own", 0.5))
+    mean = known.mean(dim=0).numpy()
+    t = LAYOUT.n_trainable
+    length = np.linalg.norm(mean[:t]) / np.linalg.norm(np.sign(mean[:t]))
+    assert mixed.numpy() == pytest.approx(0.5 * cohort.updates[LIARS].numpy() - 2 * length * np.sign(mean))
+    for direction in material.directions.values():
+        assert float(direction[:t].norm()) == pytest.approx(float(np.linalg.norm(mean[:t])))
+    head = material.directions["head"]
+    assert set(head.nonzero().flatten().tolist()) == set(range(HEAD.start, HEAD.stop))
+    tilted = material.directions["tilted"].numpy()[:t]
+    rows = known.numpy()[:, :t]
+    cosines_with = rows @ tilted / np.linalg.norm(rows, axis=1) / np.linalg.norm(tilted)
+    assert 0 < cosines_with.mean() < 0.1
+    assert tilted @ mean[:t] < 0  # still backwards
+    sideways = LAYOUT.unflatten(material.directions["sideways"])
+    for name, model in LAYOUT.unflatten(cohort.params).items():
+        if name in LAYOUT.trainable:
+            assert float((sideways[name] * model).sum()) == pytest.approx(0, abs=1e-12)
+
+
+def test_imagined_clients_are_like_the_attackers() -> None:
+    """The mean and the covariance of their own updates, in as many clients as the round has."""
+    rng = np.random.default_rng(0)
+    own = rng.normal(size=(4, LAYOUT.size))
+    n = 20_004
+    cohort = round_of(0, n=n)
+    liars = torch.arange(n) < 4
+    cohort.updates[:4] = torch.from_numpy(own)
+    found = _imagined(cohort, liars)
+    assert torch.equal(found[:4], cohort.updates[:4])
+    honest = found[4:].numpy()
+    assert honest.mean(axis=0) == pytest.approx(own.mean(axis=0), abs=0.05)
+    assert np.cov(honest.T) == pytest.approx(np.cov(own.T), abs=0.15)
+    alone = _imagined(round_of(0), torch.arange(10) == 0)
+    assert bool((alone == alone[0]).all())
+
+
+def test_who_is_told_what() -> None:
+    krum, median = recipe("krum"), recipe("median")
+    ignorant = Adaptive(trials=9)
+    assert ignorant.told(krum, "theirs", "own") == (Adaptive(krum, trials=9), "theirs")
+    assert replace(ignorant, knowledge="partial").told(krum, "theirs", "own") == (Adaptive(krum, "partial", 9), "own")
+    assert Adaptive(krum).told(krum, "theirs", "own") == (Adaptive(krum), "theirs")
+    assert Adaptive(median).told(krum, "theirs", "own") == (Adaptive(median), "own")  # they believe in another one
+    assert Attack().told(krum, "theirs", "own") == (Attack(), "own")
+    assert Adaptive().init() is None
+    assert frozen(Adaptive(recipe("foolsgold")).init()) == frozen(recipe("foolsgold").init())
+
+
+def test_nobody_to_lie() -> None:
+    cohort, nobody = round_of(0), torch.zeros(10, dtype=torch.bool)
+    forged, state = Adaptive().forge(cohort, nobody, None)
+    assert torch.equal(forged, cohort.updates)
+    assert state is None
+    still, _ = Adaptive(recipe("krum")).forge(replace(cohort, updates=torch.zeros_like(cohort.updates)), LIARS, None)
+    assert not bool(still.any())
+
+
+@dataclass(frozen=True)
+class Watching(Adaptive):
+    """Keeps what it was told, for the test to see."""
+
+    seen: list[Any] = field(default_factory=list, compare=False, hash=False)
+
+    def told(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+        self.seen.append((defense, memory))
+        return super().told(defense, memory, state)
+
+
+def test_a_simulator_tells_the_defense_and_what_it_remembers() -> None:
+    attack, defense = Watching(trials=2), recipe("foolsgold")
+    rounds = list(simulate(digits_world(), attack, defense, rounds=3, sampled=10, batch=4, seed=0))
+    assert [told for told, _ in attack.seen] == [defense] * 3
+    memories = [defense.init(), *(round_.after.defense_state for round_ in rounds)]
+    assert [frozen(memory) for _, memory in attack.seen] == [frozen(memory) for memory in memories[:3]]
+
+
+def test_in_files(tmp_path: Path) -> None:
+    assert build_attack({"name": "adaptive"}) == build_attack({"name": "adaptive", "defense": "none"}) == Adaptive()
+    assert build_attack({"name": "adaptive", "defense": "cosdefense"}) == Adaptive(recipe("cosdefense"))
+    table = {"name": "krum", "contamination": 0.2}
+    attack = build_attack({"name": "adaptive", "defense": table, "knowledge": "partial", "trials": 50})
+    assert attack == Adaptive(recipe("krum", contamination=0.2), "partial", 50)
+    assert build_attack(describe(attack)) == attack
+    for given, complaint in (
+        ("cosdefens", "defense 'cosdefens' is unknown: did you mean 'cosdefense'?"),
+        (5, "attack adaptive.defense must be Defense, got 5"),
+    ):
+        with pytest.raises(ConfigError, match=complaint.replace("?", r"\?")):
+            build_attack({"name": "adaptive", "defense": given})
+    with pytest.raises(ConfigError, match=r"attack noise: option 'defense' is unknown"):
+        build_attack({"name": "noise", "defense": "krum"})
+
+
+EXPERIMENT = {
+    "name": "small",
+    "data": {"dataset": "digits", "clients": 20, "malicious": 0.4},
+    "model": {"name": "mlp", "hidden": 8},
+    "training": {"rounds": 6, "sampled": 6, "batch": 4, "lr": 0.1, "evaluate_every": 3},
+    "attacks": [{"name": "adaptive", "knowledge": "partial", "trials": 5}],
+    "defenses": [{"name": "foolsgold"}],
+}
+
+
+@pytest.mark.parametrize("defense", ["none", "rffl"])
+def test_an_interrupted_run_goes_on(tmp_path: Path, defense: str) -> None:
+    """What the attackers believe the server to remember survives in the checkpoint."""
+    attacks = [{**EXPERIMENT["attacks"][0], "defense": defense}]  # type: ignore[index]
+    cell = from_table({**EXPERIMENT, "attacks": attacks})
+    assert from_table(to_table(cell)) == cell
+    assert "adaptive" in to_toml(cell)
+    data, cpu = load_data("digits"), torch.device("cpu")
+    rehearse(cell, data)
+    assert len(list(run(cell, tmp_path / "straight", data, cpu))) == 6
+    begun = run(cell, tmp_path / "broken", data, cpu, checkpoint_seconds=0.0)
+    for _ in range(3):
+        next(begun)
+    begun.close()
+    assert len(list(run(cell, tmp_path / "broken", data, cpu))) == 3
+    straight, broken = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("straight", "broken"))
+    assert straight.keys() == broken.keys()
+    assert all(torch.equal(broken[key], tensor) for key, tensor in straight.items())
+
+
+def test_mistakes_are_named() -> None:
+    code = "from cosdefense.attacks import Adaptive; Adaptive(knowledge='none')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: knowledge must be one of ('full', 'partial'), got 'none'" in done.stderr
+    with pytest.raises(ValueError, match=r"Adaptive.trials must be at least 2, got 1"):
+        Adaptive(trials=1)

@@ -1,0 +1,92 @@
+"""A little is enough: the paper's z by hand, a twin in numpy, and that nothing leaves the crowd."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cosdefense.attacks import ALIE
+from doubles import cohort_of
+
+ROWS = [[1.0, 10.0, 0.0], [3.0, 10.0, 4.0], [99.0, -99.0, 99.0]]
+LIAR = torch.tensor([False, False, True])
+
+
+def test_pinned_deviations() -> None:
+    # The honest rows: mean (2, 10, 2), population deviations (1, 0, 2). Statistics go the same way.
+    forged, _ = ALIE(z=1.5).forge(cohort_of(ROWS), LIAR, None)
+    assert forged[2].tolist() == [0.5, 10, -1]
+    other_side, _ = ALIE(z=-1.5).forge(cohort_of(ROWS), LIAR, None)
+    assert other_side[2].tolist() == [3.5, 10, 5]
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "share"),
+    [
+        # s = ⌊n / 2 + 1⌋ − m: 26 − 12 = 14 of 38 (about the paper's example), 6 − 4 = 2 of 6, 6 − 3 = 3 of 7.
+        (50, 12, 24 / 38),
+        (10, 4, 4 / 6),
+        (10, 3, 4 / 7),
+        (11, 5, 5 / 6),
+    ],
+)
+def test_pinned_z(n: int, m: int, share: float) -> None:
+    rows = np.random.default_rng(n).normal(size=(n, 3))
+    liars = torch.arange(n) < m
+    forged, _ = ALIE().forge(cohort_of(rows), liars, None)
+    z = (rows[m:].mean(axis=0) - forged[0].numpy()) / rows[m:].std(axis=0)
+    assert z == pytest.approx([NormalDist().inv_cdf(share)] * 3)
+
+
+def test_too_few_attackers_send_the_mean_and_a_majority_has_a_limit() -> None:
+    rows = np.random.default_rng(0).normal(size=(10, 3))
+    few, _ = ALIE().forge(cohort_of(rows), torch.arange(10) < 1, None)  # 5 supporters of 9: below the median
+    assert few[0].numpy() == pytest.approx(rows[1:].mean(axis=0))
+    many, _ = ALIE(largest=2.5).forge(cohort_of(rows), torch.arange(10) < 6, None)
+    assert many[0].numpy() == pytest.approx(rows[6:].mean(axis=0) - 2.5 * rows[6:].std(axis=0))
+
+
+def test_attackers_go_by_their_own_rows_with_partial_knowledge() -> None:
+    rows = np.random.default_rng(0).normal(size=(10, 3))
+    liars = torch.arange(10) < 4
+    forged, _ = ALIE(z=1.0, knowledge="partial").forge(cohort_of(rows), liars, None)
+    assert forged[0].numpy() == pytest.approx(rows[:4].mean(axis=0) - rows[:4].std(axis=0))
+    everybody, _ = ALIE(z=1.0).forge(cohort_of(rows), torch.ones(10, dtype=torch.bool), None)
+    assert everybody[0].numpy() == pytest.approx(rows.mean(axis=0) - rows.std(axis=0))
+    nobody, _ = ALIE().forge(cohort_of(rows), torch.zeros(10, dtype=torch.bool), None)
+    assert nobody.numpy().tolist() == rows.tolist()
+
+
+whole = st.integers(-50, 50).map(float)
+
+
+@given(st.lists(st.lists(whole, min_size=3, max_size=3), min_size=2, max_size=12), st.integers(1, 6))
+def test_slow_twin(rows: list[list[float]], m: int) -> None:
+    """The formula in numpy; and with the formula's z nobody leaves the crowd: |sent − μ| ≤ z σ in every coordinate."""
+    m = min(m, len(rows) - 1)
+    n, known = len(rows), np.array(rows[m:])
+    supporters = n // 2 + 1 - m
+    share = 1.0 if supporters <= 0 else (n - m - supporters) / (n - m)
+    z = 3.0 if share >= 1 else max(0.0, NormalDist().inv_cdf(share)) if share > 0 else 0.0
+    forged, _ = ALIE().forge(cohort_of(rows), torch.arange(n) < m, None)
+    for row in forged[:m].numpy():
+        assert row == pytest.approx(known.mean(axis=0) - z * known.std(axis=0), abs=1e-9)
+        assert bool((np.abs(row - known.mean(axis=0)) <= z * known.std(axis=0) + 1e-9).all())
+
+
+def test_mistakes_are_named() -> None:
+    code = "from cosdefense.attacks import ALIE; ALIE(knowledge='none')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: knowledge must be one of ('full', 'partial'), got 'none'" in done.stderr
+    with pytest.raises(ValueError, match=r"ALIE.z must be finite, got inf"):
+        ALIE(z=math.inf)
+    with pytest.raises(ValueError, match=r"ALIE.largest must be at least 0 and finite, got -1.0"):
+        ALIE(largest=-1.0)

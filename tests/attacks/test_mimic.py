@@ -1,0 +1,118 @@
+"""Mimic: one honest client is copied, always the same, and it is the one that lies farthest out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from cosdefense import Cohort
+from cosdefense.attacks import Mimic
+from cosdefense.defense import State
+from cosdefense.randomness import generator
+from doubles import cohort_of, restored
+
+LIARS = torch.arange(8) >= 6
+
+
+def play(attack: Mimic, n_rounds: int, clients: list[list[int]] | None = None) -> tuple[list[int], list[Cohort], State]:
+    """Whose row all attackers sent, round by round. Honest clients differ along (1, −1), each by its own identity."""
+    rng, state = np.random.default_rng(0), attack.init()
+    copied, history = [], []
+    for number in range(n_rounds):
+        names = list(range(8)) if clients is None else clients[number]
+        places = np.array([[-1.0, 0.5, 2.0, -0.5, 0.0, 1.0, 9.0, -9.0][name % 8] for name in names])
+        rows = places[:, None] * np.array([1.0, -1.0]) + 0.3 * rng.normal(size=(len(names), 2))
+        cohort = cohort_of(rows, names, seed=number)
+        liars = torch.tensor([name % 8 >= 6 for name in names])
+        forged, state = attack.forge(cohort, liars, state)
+        assert bool((forged[liars] == forged[liars][0]).all())
+        (match,) = (cohort.updates == forged[liars][0]).all(dim=1).nonzero().flatten().tolist()  # statistics included
+        copied.append(names[match])
+        history.append(cohort)
+    return copied, history, state
+
+
+def test_one_client_is_copied_and_after_the_warm_up_always_the_same() -> None:
+    copied, _, _ = play(Mimic(warm_up=5), 40)
+    assert set(copied[5:]) == {2}  # the one at 2 (1, −1); the attackers' own rows at ±9 are nobody's to copy
+
+
+def test_partial_knowledge_copies_one_of_their_own() -> None:
+    copied, _, _ = play(Mimic("partial", warm_up=5), 20)
+    assert len(set(copied[5:])) == 1
+    assert copied[5] in (6, 7)
+
+
+def test_the_next_one_where_the_favorite_stays_away() -> None:
+    away = [[0, 1, 3, 4, 5, 6, 7] if number % 2 else list(range(8)) for number in range(30)]
+    copied, _, _ = play(Mimic(warm_up=10), 30, away)
+    assert set(copied[10::2]) == {2}
+    assert set(copied[11::2]) <= {0, 5}  # at −1 and 1
+    assert len(set(copied[11::2])) == 1
+
+
+def test_nothing_is_learned_after_the_warm_up() -> None:
+    _, _, early = play(Mimic(warm_up=5), 5)
+    _, _, late = play(Mimic(warm_up=5), 12)
+    assert late.rounds == early.rounds == 5
+    assert torch.equal(late.spread, early.spread)
+    assert torch.equal(late.outlying.rows, early.outlying.rows)
+
+
+def test_slow_twin() -> None:
+    """The recursion again in numpy, from the cohorts alone."""
+    _, history, state = play(Mimic(warm_up=6), 6)
+    mean, spread, sums = np.zeros(2), np.zeros(2), dict[int, list[float]]()
+    for t, cohort in enumerate(history):
+        rows = cohort.updates[~LIARS, :2].numpy()
+        start = torch.randn(2, generator=generator(cohort.seed, "mimic"), dtype=torch.float64).numpy()
+        mean = (t * mean + rows.mean(axis=0)) / (t + 1)
+        z = spread if spread.any() else start
+        z = z / np.linalg.norm(z)
+        covariance = sum(np.outer(row - mean, row - mean) for row in rows)
+        spread = (t * spread + covariance @ z) / (t + 1)
+        for client, row in enumerate(rows):
+            sums.setdefault(client, []).append(float(row @ spread / np.linalg.norm(spread)))
+    assert state.mean.numpy() == pytest.approx(mean)
+    assert state.spread.numpy() == pytest.approx(spread)
+    assert state.outlying.clients.tolist() == list(range(6))
+    assert state.outlying.rows[:, 0].tolist() == pytest.approx([sum(sums[client]) for client in range(6)])
+    assert state.outlying.rows[:, 1].tolist() == [6] * 6
+
+
+def test_the_direction_is_where_clients_differ_most() -> None:
+    """Against numpy's eigenvectors of what was seen."""
+    _, history, state = play(Mimic(warm_up=30), 30)
+    rows = np.concatenate([cohort.updates[~LIARS, :2].numpy() for cohort in history])
+    leading = np.linalg.eigh(np.cov(rows.T)).eigenvectors[:, -1]
+    z = state.spread.numpy() / np.linalg.norm(state.spread.numpy())
+    assert abs(float(z @ leading)) > 0.999
+
+
+def test_the_memory_can_be_saved() -> None:
+    attack = Mimic(warm_up=5)
+    _, history, state = play(attack, 4)
+    here, _ = attack.forge(history[0], LIARS, state)
+    there, _ = attack.forge(history[0], LIARS, restored(state, attack))  # type: ignore[arg-type]
+    assert torch.equal(here, there)
+
+
+def test_nobody_to_copy() -> None:
+    rows = cohort_of([[1.0, 2.0], [3.0, 4.0]])
+    nobody = torch.zeros(2, dtype=torch.bool)
+    forged, _ = Mimic("partial").forge(rows, nobody, Mimic().init())
+    assert torch.equal(forged, rows.updates)
+    everybody, _ = Mimic().forge(rows, ~nobody, Mimic().init())
+    assert any(torch.equal(everybody[0], row) for row in rows.updates)
+
+
+def test_mistakes_are_named() -> None:
+    code = "from cosdefense.attacks import Mimic; Mimic('none')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: knowledge must be one of ('full', 'partial'), got 'none'" in done.stderr
+    with pytest.raises(ValueError, match=r"Mimic.warm_up must be at least 1, got 0"):
+        Mimic(warm_up=0)
