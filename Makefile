@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
 
+# Files in their own order: sorted by their number of tests, those with few and long ones would come last and alone.
 test: .venv/.developing
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.developing
 	$(BIN)/python -m ruff format --check .
