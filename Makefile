@@ -13,8 +13,9 @@ demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
 
 # Files in their own order: sorted by their number of tests, those with few and long ones would come last and alone.
+# Three processes for two cores, because many tests wait for others: for servers, deadlines, killed processes.
 test: .venv/.developing
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.developing
 	$(BIN)/python -m ruff format --check .
