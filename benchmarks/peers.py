@@ -18,21 +18,21 @@ from torch import Tensor
 Rule = Callable[[], Any]
 
 
-@cache
-def byzfl_aggregators() -> Any:
-    """Its aggregators alone: the package itself imports torchvision. None where it is not installed."""
+def byzfl_module(name: str) -> Any:
+    """A module of byzfl without the package itself, which imports torchvision. None where it is not installed."""
     found = importlib.util.find_spec("byzfl")
     if found is None or found.submodule_search_locations is None:
         return None
-    package = types.ModuleType("byzfl")
-    package.__path__ = list(found.submodule_search_locations)
-    sys.modules["byzfl"] = package
-    return importlib.import_module("byzfl.aggregators.aggregators")
+    if "byzfl" not in sys.modules:
+        package = types.ModuleType("byzfl")
+        package.__path__ = list(found.submodule_search_locations)
+        sys.modules["byzfl"] = package
+    return importlib.import_module(f"byzfl.{name}")
 
 
 def byzfl_rules(rows: Tensor, f: int, radius: float) -> dict[str, Rule]:
     """byzfl's rules by our names."""
-    theirs = byzfl_aggregators()
+    theirs = byzfl_module("aggregators.aggregators")
     if theirs is None:
         return {}
     return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-import importlib
 import json
 import logging
 import os
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +28,7 @@ from typing import Any
 
 import torch
 from measuring import Table, Timing, machine, options, report, timed
+from peers import byzfl_module
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, unfold
 from torch.profiler import ProfilerActivity, profile
@@ -101,14 +100,10 @@ def plain(world: World, steps: int = 1) -> Round:
 
 
 def byzfl_round(world: World) -> Round | None:
-    """byzfl's own clients and server. The package itself imports torchvision; its framework does not."""
-    found = importlib.util.find_spec("byzfl")
-    if found is None or found.submodule_search_locations is None:
+    """byzfl's own clients and server."""
+    framework = byzfl_module("fed_framework")
+    if framework is None:
         return None
-    package = types.ModuleType("byzfl")
-    package.__path__ = list(found.submodule_search_locations)
-    sys.modules["byzfl"] = package
-    framework = importlib.import_module("byzfl.fed_framework")
     framework.models.PaperCNN = network  # models are looked up by name
     common = {"model_name": "PaperCNN", "device": "cpu", "learning_rate": LR, "weight_decay": 0.0,
               "milestones": [], "learning_rate_decay": 1.0, "optimizer_name": "SGD"}  # fmt: skip

@@ -24,27 +24,9 @@ from cosdefense.journal import is_finished
 from cosdefense.options import ConfigError
 from cosdefense.records import complete_lines
 from cosdefense.workplace import Workplace
+from worlds import TINY
 
-TOML = """
-name = "tiny"
-seeds = [0, 1]
-[data]
-dataset = "digits"
-clients = 20
-[model]
-name = "mlp"
-[training]
-rounds = 8
-sampled = 5
-batch = 4
-evaluate_every = 4
-[[attacks]]
-name = "noise"
-[[defenses]]
-name = "held:mean"
-[[defenses]]
-name = "held:median"
-"""
+TOML = "seeds = [0, 1]" + TINY + '[[defenses]]\nname = "held:mean"\n[[defenses]]\nname = "held:median"\n'
 
 # While the file "hold" lies there, every process stops in the sixth round of its first run, and says who it is.
 HELD = """

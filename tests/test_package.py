@@ -51,7 +51,7 @@ ROOMS = (
     {"running", "catalog_page", "provenance", "flower"},
     {"alone", "ray_run", "grid", "errand", "ray_grid"},
     {"reproduction"},
-    {"cli", "__main__"},
+    {"command_options", "data_commands", "train_command", "cli", "__main__"},
 )
 
 

@@ -23,24 +23,10 @@ from safetensors import safe_open
 from cosdefense.options import ConfigError
 from cosdefense.records import complete_lines, read_run
 from cosdefense.workplace import MissingRayExtra, Workplace
+from worlds import TINY
 
-TOML = """
-name = "tiny"
-[data]
-dataset = "digits"
-clients = 20
-[model]
-name = "mlp"
-[training]
-rounds = 8
-sampled = 5
-batch = 4
-evaluate_every = 4
-[[attacks]]
-name = "noise"
-"""
-GRID = TOML + '[[defenses]]\nname = "beside:mean"\n[[defenses]]\nname = "beside:median"\n'
-FAILING = TOML + "".join(f'[[defenses]]\nname = "beside:{name}"\n' for name in ("broken", "deadly", "mean"))
+GRID = TINY + '[[defenses]]\nname = "beside:mean"\n[[defenses]]\nname = "beside:median"\n'
+FAILING = TINY + "".join(f'[[defenses]]\nname = "beside:{name}"\n' for name in ("broken", "deadly", "mean"))
 
 # Parts that lie beside the experiment, as a user's may. They write down every round that they see, and stop in the
 # round that the file "hold" names, until it is gone.

@@ -14,6 +14,22 @@ from cosdefense.simulation import World
 from cosdefense.task import Task
 from cosdefense.trusted import ServerData
 
+TINY = """
+name = "tiny"
+[data]
+dataset = "digits"
+clients = 20
+[model]
+name = "mlp"
+[training]
+rounds = 8
+sampled = 5
+batch = 4
+evaluate_every = 4
+[[attacks]]
+name = "noise"
+"""  # a grid without its defenses, for tests of the commands
+
 
 def digits_world(
     seed: int = 0,

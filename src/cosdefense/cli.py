@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import signal
-import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import __version__, console
+from . import __version__, console, train_command
+from .command_options import Changes, DataDir, Device, GpuShare, Jobs, Json, Out, RayAddress, Worker
+from .data_commands import data_app
 from .kinds import Kind
-from .options import ConfigError, unknown
-from .workplace import WORKER, MissingRayExtra, Workplace
+from .options import ConfigError
+from .workplace import MissingRayExtra, Workplace
 
 if TYPE_CHECKING:
     from .experiment import Experiment
     from .grid import Job
     from .records import RunRecord
-    from .reinforcement import Lesson
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -37,31 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Find or fetch the datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-Out = Annotated[Path, typer.Option(help="The folder that holds runs.", file_okay=False)]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Jobs = Annotated[
-    str, typer.Option(metavar="N|auto", help="Processes on this machine that share the runs; auto: as many as fit.")
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="ADDRESS|local",
-        help="Run on this Ray cluster, one run per task and core; local: on a Ray of its own. Results come to --out "
-        'here, nodes need cosdefense and no data. Needs the extra "ray".',
-    ),
-]
-GpuShare = Annotated[
-    float, typer.Option(help="With --ray: of a GPU, what each run asks for; 0.25 puts four runs on one.")
-]
-Worker = Annotated[bool, typer.Option(WORKER, hidden=True)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -94,9 +69,7 @@ def demo(
 @app.command("run", epilog="Example: cosdefense run experiments/mnist-ipm-300.toml --set training.rounds=200")
 def run_file(
     file: Annotated[Path, typer.Argument(help="An experiment as TOML: attacks × defenses × seeds.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
-    ] = None,
+    changes: Changes = None,
     out: Out = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -208,69 +181,7 @@ def report(
     )
 
 
-@app.command(
-    epilog="Example: cosdefense train-attack experiments/learned-attack.toml --defense clipping-median "
-    "--out policy.safetensors --seed 100. Use it in an experiment as an attack with name = 'learned-policy' and "
-    "path = 'policy.safetensors'."
-)
-def train_attack(
-    file: Annotated[Path, typer.Argument(help="An experiment as TOML: its data, model and training are attacked.")],
-    out: Annotated[Path, typer.Option(help="Where to write the policy, a safetensors file.", dir_okay=False)],
-    defense: Annotated[
-        str | None, typer.Option(help="The label of the defense to attack, if the file has several.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Decides who lies, with which data, and how training goes.")] = 0,
-    episode: Annotated[int, typer.Option(help="Decisions until the federation starts afresh.")] = 100,
-    max_magnitude: Annotated[float, typer.Option(help="How hard the policy may push at most.")] = 29.9,
-    max_local_steps: Annotated[int, typer.Option(help="How many local steps the policy may train at most.")] = 10,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a policy that is already there.")] = False,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Train the policy of a learned attack against one defense. Needs gymnasium and stable-baselines3, the extra "rl".
-
-    The malicious clients of the experiment play its federation on nothing but their own data, against the same server
-    rule, and learn by reinforcement (TD3) how hard to push and how many steps to train before. The attacks of the file
-    do not matter. Ctrl-C keeps what was learned so far; training again starts from the beginning.
-    """
-    import torch
-
-    from .data import datasets
-    from .experiment import load
-    from .preparation import choose_device, rehearse
-    from .reinforcement import TrainingInterrupted, train_policy
-
-    # The file's own attacks may name the very policy that is still to be made.
-    experiment = load(file, (*(changes or ()), f"seeds=[{seed}]", 'attacks=[{name="none"}]'))
-    labels = {entry.label: entry for entry in experiment.defenses}
-    if defense is None and len(labels) > 1:
-        raise ConfigError(f"--defense is needed: one of {', '.join(labels)}")
-    if defense is not None and defense not in labels:
-        raise unknown("defense", defense, labels)
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists already: choose another file, or --overwrite")
-    cell = replace(experiment, defenses=(labels[defense] if defense else experiment.defenses[0],))
-    lesson = _lesson(steps, episode, max_magnitude, max_local_steps)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    chosen = choose_device(device)
-    if chosen.type == "cpu":
-        torch.set_num_threads(1)  # clients are small; and one thread gives the same policy on any number of cores
-    try:
-        with console.progress_bars() as bars:
-            dataset = datasets.load(cell.data.dataset, data_dir, progress=console.download_progress(bars))
-            rehearse(cell, dataset)
-            trained = train_policy(cell, dataset, chosen, out, lesson, console.training_progress(bars, steps))
-    except TrainingInterrupted as stopped:
-        kept = f"what was learned so far is in {out}" if stopped.written else "nothing was learned yet"
-        _fail(f"interrupted after {stopped.steps} of {steps} decisions; {kept}", 130)
-    except KeyboardInterrupt:
-        _fail("interrupted; nothing was learned yet", 130)
-    console.show_trained(trained, as_json)
+app.command(epilog=train_command.EPILOG)(train_command.train_attack)
 
 
 @app.command("list", epilog="Example: cosdefense list attacks")
@@ -293,42 +204,6 @@ def list_parts(
         console.out.print(listing.table(kind))
 
 
-@data_app.command()
-def fetch(
-    names: Annotated[list[str], typer.Argument(help="mnist, fashion-mnist, cifar-10")],
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Download what is absent, verified by digest."""
-    from .data import datasets
-
-    with console.progress_bars() as bars:
-        progress = console.download_progress(bars)
-        found = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
-    if as_json:
-        console.print_json(found)
-        return
-    for name, path in found.items():
-        console.out.print(f"{name}: {path}", soft_wrap=True)
-
-
-@data_app.command()
-def where(
-    names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Say from where each dataset would be read."""
-    from .data import DATASETS, datasets
-
-    found = {name: datasets.where(name, data_dir) for name in names or DATASETS}
-    if as_json:
-        console.print_json({name: path and str(path) for name, path in found.items()})
-        return
-    for name, path in found.items():
-        console.out.print(f"{name}: {path or 'not found; cosdefense data fetch ' + name}", soft_wrap=True)
-
-
 def main() -> None:
     """The entry point: a user's mistake is one line, never a traceback."""
     warnings.showwarning = _show_warning
@@ -336,13 +211,13 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        _fail(str(error), 2)
+        console.fail(str(error), 2)
     except (MissingRayExtra, OSError) as error:
-        _fail(str(error), 1)
+        console.fail(str(error), 1)
     except Exception as error:
         if not isinstance(error, _expected()):
             raise
-        _fail(str(error), 1)
+        console.fail(str(error), 1)
 
 
 def _expected() -> tuple[type[Exception], ...]:
@@ -373,7 +248,7 @@ def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
     try:
         run_all(jobs, place, logs)
     except KeyboardInterrupt:
-        _fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
+        console.fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
 
 
 def _processes(jobs: str) -> int | None:
@@ -381,17 +256,6 @@ def _processes(jobs: str) -> int | None:
         return None if jobs == "auto" else int(jobs)
     except ValueError as error:
         raise ConfigError(f"--jobs must be a number or auto, got {jobs!r}") from error
-
-
-def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
-    from .attacks.policy import Actions
-    from .reinforcement import Lesson
-
-    try:
-        actions = Actions((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
-        return Lesson(steps=steps, episode=episode, actions=actions)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _cell_label(cell: Experiment, experiment: Experiment) -> str:
@@ -413,8 +277,3 @@ def _records_below(folder: Path) -> list[Path]:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     console.note(str(message))
-
-
-def _fail(message: str, code: int) -> None:
-    console.err.print(f"error: {message}", style="red", soft_wrap=True)
-    sys.exit(code)

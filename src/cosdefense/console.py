@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import (
@@ -30,6 +31,12 @@ if TYPE_CHECKING:  # `--help` comes through here, and needs neither torch nor nu
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
 out = Console(highlight=False, markup=False)  # results
 err = Console(stderr=True, highlight=False, markup=False)  # progress, notes and errors
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """The end of a command that could not do what was asked."""
+    err.print(f"error: {message}", style="red", soft_wrap=True)
+    sys.exit(code)
 
 
 def note(message: str) -> None:

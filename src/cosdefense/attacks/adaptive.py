@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,8 +22,8 @@ from ..defense import Defense, State
 from ..randomness import generator
 from .attack import Attack
 from .forgery import GRID, NOTHING, Forgery, Material
+from .knowledge import Knowledge, check_choice, known_rows
 from .rehearsal import Rehearsal, Remembering, Trial
-from .trimmed_mean_poisoning import Knowledge, known_rows
 
 STARTS = 3  # of the grid's directions, around which to search on
 
@@ -50,8 +49,7 @@ class Adaptive(Attack):
     trials: int = 150  # how often the defense is asked in a round; the grid has 73
 
     def __post_init__(self) -> None:
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        check_choice("knowledge", self.knowledge, Knowledge)
         if self.trials < 2:  # nothing at all, and inner product manipulation
             raise ValueError(f"Adaptive.trials must be at least 2, got {self.trials}")
 

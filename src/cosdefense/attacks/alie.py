@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from ..cohort import Cohort
 from ..defense import State
 from .attack import Attack
-from .trimmed_mean_poisoning import Knowledge, known_rows
+from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class ALIE(Attack):
     def __post_init__(self) -> None:
         if self.z is not None and not math.isfinite(self.z):
             raise ValueError(f"ALIE.z must be finite, got {self.z}")
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        check_choice("knowledge", self.knowledge, Knowledge)
         if not 0 <= self.largest < math.inf:
             raise ValueError(f"ALIE.largest must be at least 0 and finite, got {self.largest}")
 

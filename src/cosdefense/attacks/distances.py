@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..cohort import Cohort
 from ..ops import row_norms, squared_distances
-from .trimmed_mean_poisoning import Knowledge, known_rows
+from .knowledge import Knowledge, known_rows
 
 Direction = Literal["unit", "sign", "std"]
 

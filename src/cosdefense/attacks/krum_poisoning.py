@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +20,7 @@ from ..filters.krum import nearest_sums
 from ..ops import fraction_of, row_norms, squared_distances
 from ..randomness import generator
 from .attack import Attack
-from .trimmed_mean_poisoning import Knowledge, known_rows
+from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class KrumPoisoning(Attack):
     smallest: float = 1e-5  # of the bound: below it the search gives up (the paper's is absolute, and 1e-5 as well)
 
     def __post_init__(self) -> None:
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        check_choice("knowledge", self.knowledge, Knowledge)
         if not 0 <= self.spread < math.inf:
             raise ValueError(f"KrumPoisoning.spread must be at least 0 and finite, got {self.spread}")
         if not 0 < self.smallest < math.inf:

@@ -13,7 +13,6 @@ over the rounds in which it took part. And where clients are sampled and the fav
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,7 +24,7 @@ from ..memory import ClientTable
 from ..ops import row_norms
 from ..randomness import generator
 from .attack import Attack
-from .trimmed_mean_poisoning import Knowledge, known_rows
+from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Mimic(Attack):
     warm_up: int = 20  # rounds in which they watch; they copy meanwhile, going by what they know so far
 
     def __post_init__(self) -> None:
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        check_choice("knowledge", self.knowledge, Knowledge)
         if self.warm_up < 1:
             raise ValueError(f"Mimic.warm_up must be at least 1, got {self.warm_up}")
 

@@ -7,7 +7,6 @@ Learning. NDSS 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,7 +15,7 @@ from ..cohort import Cohort
 from ..defense import State
 from .attack import Attack
 from .distances import Direction, Room, largest_step
-from .trimmed_mean_poisoning import Knowledge
+from .knowledge import Knowledge, check_choice
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,8 @@ class MinMax(Attack):
     knowledge: Knowledge = "full"  # of the honest clients' updates
 
     def __post_init__(self) -> None:
-        if self.direction not in get_args(Direction):
-            raise ValueError(f"direction must be one of {get_args(Direction)}, got {self.direction!r}")
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        check_choice("direction", self.direction, Direction)
+        check_choice("knowledge", self.knowledge, Knowledge)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):

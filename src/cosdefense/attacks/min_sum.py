@@ -10,7 +10,7 @@ takes the largest. Which of them the paper prints could not be confirmed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..cohort import Cohort
 from ..defense import State
 from .attack import Attack
 from .distances import Direction, Room, largest_step
-from .trimmed_mean_poisoning import Knowledge
+from .knowledge import Knowledge, check_choice
 
 Bound = Literal["max", "min"]
 
@@ -36,12 +36,9 @@ class MinSum(Attack):
     bound: Bound = "max"  # the honest client to keep up with: the most or, as in the authors' code, the least remote
 
     def __post_init__(self) -> None:
-        if self.direction not in get_args(Direction):
-            raise ValueError(f"direction must be one of {get_args(Direction)}, got {self.direction!r}")
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
-        if self.bound not in get_args(Bound):
-            raise ValueError(f"bound must be one of {get_args(Bound)}, got {self.bound!r}")
+        check_choice("direction", self.direction, Direction)
+        check_choice("knowledge", self.knowledge, Knowledge)
+        check_choice("bound", self.bound, Bound)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,8 +17,7 @@ from ..cohort import Cohort
 from ..defense import State
 from ..randomness import generator
 from .attack import Attack
-
-Knowledge = Literal["full", "partial"]
+from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,7 @@ class TrimmedMeanPoisoning(Attack):
     reach: float = 2.0  # the paper's b
 
     def __post_init__(self) -> None:
-        if self.knowledge not in get_args(Knowledge):
-            raise ValueError(f"knowledge must be one of {get_args(Knowledge)}, got {self.knowledge!r}")
+        check_choice("knowledge", self.knowledge, Knowledge)
         if not 1 <= self.reach < math.inf:
             raise ValueError(f"TrimmedMeanPoisoning.reach must be at least 1 and finite, got {self.reach}")
 
@@ -66,9 +63,3 @@ def _partial(known: Float[Tensor, "m d"]) -> tuple[Float[Tensor, " d"], Float[Te
     mean, deviation = known.mean(dim=0), known.std(dim=0, correction=0)
     sign = torch.where(mean > 0, 1, -1)
     return mean - 3 * sign * deviation, mean - 4 * sign * deviation
-
-
-def known_rows(malicious: Bool[Tensor, " n"], knowledge: Knowledge) -> Bool[Tensor, " n"]:
-    """Whose honest updates the attackers go by; their own where there is no honest client to know."""
-    full = knowledge == "full" and not bool(malicious.all())
-    return ~malicious if full else malicious
