@@ -31,7 +31,8 @@ PUBLIC = {
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {
         "ALIE", "Adaptive", "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning",
-        "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "SignFlip", "TrimmedMeanPoisoning",
+        "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "OrthogonalInnerProduct", "SignFlip",
+        "TrimmedMeanPoisoning",
     },
     "cosdefense.flower": {"Defended", "Reason", "red_team"},
 }  # fmt: skip

@@ -55,6 +55,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "min-max": attacks.MinMax,
     "min-sum": attacks.MinSum,
     "noise": attacks.Noise,
+    "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
     "sign-flip": attacks.SignFlip,
     "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
 }

@@ -18,7 +18,8 @@ from .defense import ClientHook
 from .randomness import seeded
 from .task import Task
 
-CHUNK, GPU_CHUNK = 250, 1000  # images at a time: memory stays bounded, and a CPU's caches are of use
+CHUNK, GPU_CHUNK = 250, 2500  # images at a time: memory stays bounded, and a CPU's caches are of use
+BATCH = 1000  # images whose statistics BatchNorm takes, where it is tested by those
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _by_batch(task: Task, params: Tensor, images: Pixels, labels: Tensor) -> flo
 
     A chunk is every k-th image: test sets sorted by class exist, and statistics of a single class would mislead.
     """
-    n_chunks = -(-len(labels) // GPU_CHUNK)
+    n_chunks = -(-len(labels) // BATCH)
     right = 0
     with seeded(0, labels.device):  # dropout is at work in training mode, and must be the same every time
         for start in range(n_chunks):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cosdefense import Attack, Cohort, Layout
-from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense import Attack, Cohort, Layout, recipe
+from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, OrthogonalInnerProduct, SignFlip
 from cosdefense.client import LocalSGD, train_clients
 from cosdefense.task import Task
 
@@ -45,6 +47,19 @@ def test_inner_product_turns_the_mean_around() -> None:
     rows, _ = InnerProduct(5.0).forge(cohort, liars, None)
     sent = torch.where(liars[:, None], rows, cohort.updates)
     assert float(sent.mean(dim=0) @ cohort.updates[~liars].mean(dim=0)) < 0
+
+
+def test_orthogonal_inner_product_hides_its_last_layer_alone() -> None:
+    """The body is inner product manipulation; the head is what is left of it beside the global head (0, 2)."""
+    layout = Layout((("body", (1,)), ("head", (1, 2))), "head", 3)
+    rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [3.0, 4.0, 5.0], [0.0, 0.0, 0.0]])
+    cohort = Cohort.of(rows, torch.tensor([9.0, 0.0, 2.0]), layout)
+    assert forged(OrthogonalInnerProduct(5.0), cohort) == [[-10.0, -15.0, 0.0]] * 2
+    verdict, _ = recipe("cosdefense")(replace(cohort, updates=torch.tensor(ROWS_SENT)), (None, None))
+    assert verdict.weights.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+ROWS_SENT = [[1.0, 2.0, 3.0], [-10.0, -15.0, 0.0], [3.0, 4.0, 5.0], [-10.0, -15.0, 0.0]]
 
 
 def test_sign_flip_reverses_its_own_update() -> None:

@@ -13,6 +13,7 @@ from .mimic import Mimic
 from .min_max import MinMax
 from .min_sum import MinSum
 from .noise import Noise
+from .orthogonal_inner_product import OrthogonalInnerProduct
 from .sign_flip import SignFlip
 from .trimmed_mean_poisoning import TrimmedMeanPoisoning
 
@@ -31,6 +32,7 @@ __all__ = [
     "MinMax",
     "MinSum",
     "Noise",
+    "OrthogonalInnerProduct",
     "SignFlip",
     "TrimmedMeanPoisoning",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..cohort import Cohort
 from ..ops import row_norms
+from .turning import unit, without
 
 Heading = Literal["back", "sideways", "sign", "spread", "head", "tilted"]
 Camouflage = Literal["mean", "own"]
@@ -96,8 +97,7 @@ def _sideways(cohort: Cohort, direction: Float[Tensor, " d"]) -> Float[Tensor, "
     turned = direction.clone()
     for name in cohort.layout.trainable:
         where = cohort.layout.slices[name]
-        own, wide = _unit(cohort.params[where].double()), turned[where].double()
-        turned[where] = (wide - (wide @ own) * own).to(turned.dtype)
+        turned[where] = without(turned[where], cohort.params[where])
     return turned
 
 
@@ -106,13 +106,8 @@ def _tilted(known: Float[Tensor, "k d"], direction: Float[Tensor, " d"], t: int)
 
     The mean update weighs clients by their length, the mean cosine does not: between the two there is room for harm.
     """
-    center = _unit(torch.stack([_unit(row.double()) for row in known[:, :t]]).mean(dim=0))
+    center = unit(torch.stack([unit(row.double()) for row in known[:, :t]]).mean(dim=0))
     turned, wide = direction.clone(), direction[:t].double()
-    sideways = _unit(wide - (wide @ center) * center)
+    sideways = unit(without(wide, center))
     turned[:t] = (row_norms(wide[None]) * (sideways + 0.01 * center)).to(turned.dtype)  # a little beyond orthogonal
     return turned
-
-
-def _unit(vector: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    length = row_norms(vector[None])
-    return vector / torch.where(length > 0, length, 1)

@@ -1,0 +1,32 @@
+"""Inner product manipulation that CosDefense cannot see.
+
+The attack of `inner_product.py`; hiding its last layer from CosDefense is this project's own variation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..cohort import Cohort
+from ..defense import State
+from .inner_product import InnerProduct
+from .turning import without
+
+
+@dataclass(frozen=True)
+class OrthogonalInnerProduct(InnerProduct):
+    """Minus epsilon times the honest mean, its last layer without what points along the global last layer.
+
+    CosDefense's score for it is 0, the least suspicious there is.
+    """
+
+    epsilon: float = 5.0  # as for inner product manipulation
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        rows, state = super().forge(cohort, malicious, state)
+        forged, head = rows[0].clone(), cohort.layout.slices[cohort.layout.head]
+        forged[head] = without(forged[head], cohort.params[head])
+        return forged.expand_as(rows), state
