@@ -14,8 +14,9 @@ from cosdefense.data.partition import LabelSkew
 from cosdefense.experiment import Experiment, from_table
 from cosdefense.options import ConfigError
 from cosdefense.records import read_run
-from cosdefense.reproduction import ALL, FIGURES, PAPERS_DATASETS, QUICK, files, plan, publish_records
+from cosdefense.reproduction import ALL, FIGURES, PAPERS_DATASETS, QUICK, WHOLE, files, plan
 from cosdefense.running import federated, run
+from cosdefense.studies import publish_records
 
 TINY = {
     "data": {"dataset": "digits", "clients": 20},
@@ -197,7 +198,7 @@ def test_published_records_say_the_same_with_less(name: str, tmp_path: Path) -> 
     cell = from_table({"name": name, **TINY})
     folder = cell.folder(tmp_path / "runs")
     list(run(cell, folder, load_data("digits"), torch.device("cpu")))
-    publish_records({folder: read_run(folder)}, tmp_path / "published")
+    publish_records({folder: read_run(folder)}, tmp_path / "published", WHOLE)
     (path,) = (tmp_path / "published").rglob("records.jsonl")
     assert path.parent.relative_to(tmp_path / "published") == folder.relative_to(tmp_path / "runs")
     whole, thinned = read_run(folder), read_run(path.parent)
