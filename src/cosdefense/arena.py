@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from .cohort import Cohort, TooFewClients
 from .defense import Defense
 from .experiment import Entry, Experiment, entry_names, from_table, read_table
 from .options import ConfigError, unknown
+from .records import RunRecord, thin
 from .specimens import LAYOUT, Witness
 from .studies import Cell, shipped
 
@@ -22,11 +23,12 @@ FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experim
 EVALUATIONS = 30  # in a run, three of them in the last tenth, whatever its length
 
 Part = TypeVar("Part")
+T = TypeVar("T", Attack, Defense)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of an arena, and which defenses cannot fight in it."""
+    """The runs of an arena, and who cannot take part in it."""
 
     cells: tuple[Cell, ...]
     left_out: tuple[str, ...]  # in words: who, where and why
@@ -59,16 +61,22 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
         for share in attackers:
             if not 0 < share < 1:
                 raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
-            experiment, absent = _field(dataset, share, choice)
+            runs, absent = _field(dataset, share, choice)
             left_out += [
-                f"{label} is left out at {100 * share:.3g}% attackers on {dataset}: {why}" for label, why in absent
+                f"{label} is left out at {100 * share:.3g}% attackers on {dataset}: {why}"
+                for label, why in absent.items()
             ]
-            for cell in experiment:
+            for cell in runs:
                 cells.setdefault(cell.folder(Path()), Cell(cell))
     return Plan(tuple(cells.values()), tuple(left_out))
 
 
-def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], list[tuple[str, str]]]:
+def thinned(run: RunRecord) -> list[dict[str, Any]]:
+    """What is published of a run: the arena's tables and figures are made of summaries."""
+    return thin(run, curve=False)
+
+
+def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
     """The runs on one dataset with one share of attackers, and who cannot take part."""
     table = read_table(shipped("arena") / f"{dataset}.toml", [*_length(choice.rounds), *choice.changes])
     table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
@@ -76,15 +84,23 @@ def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment]
     experiment = from_table(table)
     attacks = _chosen("attack", choice.attacks, table["attacks"], experiment.attacks)
     wanted = _chosen("defense", choice.defenses, table["defenses"], experiment.defenses)
-    defenses, absent = list[Entry[Defense]](), list[tuple[str, str]]()
-    for entry in experiment.defenses:
+    sampled = experiment.training.sampled
+    liars, absent = _present(experiment.attacks, lambda attack: _told(attack, share))
+    judges, unable = _present(experiment.defenses, lambda defense: _able(_informed(defense, share), sampled))
+    grid = replace(experiment, attacks=liars, defenses=judges)
+    missed = {label: why for label, why in (absent | unable).items() if label in attacks | wanted}
+    return list(_cells(grid, attacks, wanted)), missed
+
+
+def _present(entries: Sequence[Entry[T]], inform: Callable[[T], T]) -> tuple[tuple[Entry[T], ...], dict[str, str]]:
+    """Those that can take part, told what they take a guess at; and why the others cannot."""
+    present, absent = list[Entry[T]](), dict[str, str]()
+    for entry in entries:
         try:
-            defenses.append(replace(entry, part=_able(_informed(entry.part, share), experiment.training.sampled)))
+            present.append(replace(entry, part=inform(entry.part)))
         except (ValueError, TooFewClients) as error:
-            absent += [(entry.label, str(error))] if entry.label in wanted else []
-    informed = tuple(replace(entry, part=_told(entry.part, share)) for entry in experiment.attacks)
-    grid = replace(experiment, attacks=informed, defenses=tuple(defenses))
-    return list(_cells(grid, attacks, wanted)), absent
+            absent[entry.label] = str(error)
+    return tuple(present), absent
 
 
 def _cells(grid: Experiment, attacks: Collection[str], defenses: Collection[str]) -> Iterator[Experiment]:

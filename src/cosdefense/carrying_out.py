@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .grid import Job
     from .records import RunRecord
     from .report import Report
-    from .studies import Cell
+    from .studies import Cell, Thinned
     from .workplace import Workplace
 
 
@@ -26,7 +26,7 @@ class Study:
     title: str
     what: str  # was asked for
     write: Callable[[Sequence[RunRecord], Path, str], Report]
-    whole: Sequence[str] = ()  # experiments whose figures need every round
+    thinned: Thinned  # what is published of a run
 
 
 def carry_out(study: Study, folder: Path, place: Workplace, *, draw: bool, publish: Path | None, as_json: bool) -> None:
@@ -48,7 +48,7 @@ def carry_out(study: Study, folder: Path, place: Workplace, *, draw: bool, publi
     runs = {job.folder: read_run(job.folder) for job in todo}
     if publish:
         runs = {path: run for path, run in runs.items() if run.summary}
-        publish_records(runs, publish / "records", study.whole)
+        publish_records(runs, publish / "records", study.thinned)
     try:
         written = study.write(list(runs.values()), publish or folder, study.title)
     except MissingReportExtra as missing:  # the tables need no library

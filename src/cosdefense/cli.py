@@ -127,10 +127,10 @@ def reproduce(
     it is installed.
     """
     from .report import write_paper_report
-    from .reproduction import ALL, WHOLE, files, plan
+    from .reproduction import ALL, files, plan, thinned
 
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
-    study = Study(tuple(cells), PAPER, ", ".join(what or [ALL]), write_paper_report, WHOLE)
+    study = Study(tuple(cells), PAPER, ", ".join(what or [ALL]), write_paper_report, thinned)
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     place = Workplace(device, data_dir, processes(jobs), worker, ray, gpu_share, files())
     carry_out(study, folder, place, draw=draw, publish=publish, as_json=as_json)

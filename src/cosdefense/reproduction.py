@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .alone import alone
 from .experiment import Experiment, load
 from .options import ConfigError, unknown
+from .records import RunRecord, thin
 from .running import Play, federated
 from .studies import Cell, shipped
 
@@ -117,6 +119,11 @@ def plan(
     if not cells:
         raise ConfigError(f"{', '.join(wanted)} needs no run on {', '.join(datasets)}")
     return list(cells.values())
+
+
+def thinned(run: RunRecord) -> list[dict[str, Any]]:
+    """What is published of a run."""
+    return thin(run, scores=run.experiment in WHOLE)
 
 
 def files() -> Path:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from .experiment import Experiment
 from .options import ConfigError
 from .records import RunRecord, thin
 from .running import Play, federated
+
+Thinned = Callable[[RunRecord], list[dict[str, Any]]]  # the lines of a run that are kept
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,10 @@ def shipped(study: str) -> Path:
     raise ConfigError(f"the experiments of {study} are neither in {installed} nor in {repository}")
 
 
-def publish_records(runs: Mapping[Path, RunRecord], out: Path, whole: Collection[str] = ()) -> None:
-    """The runs' records without what a repository need not keep: `out/<experiment>/<run>/records.jsonl`.
-
-    `whole` are experiments whose figures need every round.
-    """
+def publish_records(runs: Mapping[Path, RunRecord], out: Path, thinned: Thinned = thin) -> None:
+    """The runs' records without what a repository need not keep: `out/<experiment>/<run>/records.jsonl`."""
     for folder, run in runs.items():
-        lines = thin(run, scores=run.experiment in whole)
+        lines = thinned(run)
         place = out / folder.parent.name / folder.name
         place.mkdir(parents=True, exist_ok=True)
         (place / "records.jsonl").write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
