@@ -52,15 +52,17 @@ class Choice:
 
 
 def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = Choice()) -> Plan:
-    """The runs on each dataset with each share of attackers, each once."""
-    cells: dict[Path, Cell] = {}
-    left_out: list[str] = []
+    """The runs on each dataset with each share of attackers, each once and in the same order however they are named."""
     for dataset in datasets:
         if dataset not in FIELDS:
             raise unknown("dataset", dataset, FIELDS)
-        for share in attackers:
-            if not 0 < share < 1:
-                raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
+    for share in attackers:
+        if not 0 < share < 1:
+            raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
+    cells: dict[Path, Cell] = {}
+    left_out: list[str] = []
+    for dataset in sorted(set(datasets), key=FIELDS.index):
+        for share in sorted(set(attackers)):
             runs, absent = _field(dataset, share, choice)
             left_out += [
                 f"{label} is left out at {100 * share:.3g}% attackers on {dataset}: {why}"

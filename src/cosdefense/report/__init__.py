@@ -66,13 +66,13 @@ def write_arena_report(runs: Sequence[RunRecord], out: Path, title: str) -> Repo
     from .arena_tables import arena_tables, in_words
 
     fields = fields_of(runs)
-    tables, words = arena_tables(fields), in_words(fields)
-    _write_tables(out, markdown_of(tables, title, words))
+    tables = arena_tables(fields)
+    _write_tables(out, markdown_of(tables, title, in_words(fields)))
     with _drawing_libraries():
         from .arena_figures import arena_figures
         from .arena_page import arena_page_of
     figures = arena_figures(fields)
-    page = arena_page_of(runs, tables, figures, title, words)
+    page = arena_page_of(runs, fields, tables, figures, title)
     return replace(_written(out, list(figures.values()), page), tables=out / "tables.md")
 
 

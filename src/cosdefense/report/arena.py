@@ -18,6 +18,7 @@ from .settings import setting
 PREFIX = "arena-"  # how its experiments' names begin
 DATASETS = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}
 ORACLES = {Need.ATTACKER_COUNT, Need.SERVER_DATA, Need.CLIENT_DATA}  # what a server cannot know by itself
+NONE, ADAPTIVE, BACKDOOR = "none", "adaptive", "backdoor"  # attacks that tables treat differently, by their names
 SURVIVAL = 0.5  # of the clean accuracy: with less, the model is destroyed and whom it makes a rule reject means nothing
 
 
@@ -28,7 +29,7 @@ class Fighter:
     defense: str
     needs: frozenset[Need]
     groups: Mapping[str, Group]  # by attack
-    clean: float | None  # accuracy of plain averaging without an attack; None: not run yet
+    clean: float | None  # the field's
 
     @property
     def oracle(self) -> bool:
@@ -43,7 +44,7 @@ class Fighter:
     @cached_property
     def attacked(self) -> dict[str, float]:
         """The same under attacks that do not know the defense."""
-        return {name: end for name, end in self.accuracies.items() if kind(self.groups[name]) not in ("none", ADAPTIVE)}
+        return {name: end for name, end in self.accuracies.items() if kind(self.groups[name]) not in (NONE, ADAPTIVE)}
 
     @property
     def worst(self) -> tuple[str, float] | None:
@@ -88,22 +89,15 @@ class Fighter:
         return median(found) if found else None
 
 
-ADAPTIVE, BACKDOOR = "adaptive", "backdoor"
-
-
 @dataclass(frozen=True)
 class Field:
     """One dataset with one share of attackers."""
 
     name: str  # of the experiment, without the arena's prefix
     title: str
-    clean: float | None
+    clean: float | None  # accuracy of plain averaging without an attack; None: not run yet
+    attacks: tuple[str, ...]  # in the order of the runs
     fighters: tuple[Fighter, ...]  # those without an oracle first; among equals the best worst case first
-
-    @property
-    def attacks(self) -> list[str]:
-        """In the order of the file; those without first."""
-        return list(dict.fromkeys(attack for fighter in self.fighters for attack in fighter.groups))
 
     def side(self, oracle: bool) -> list[Fighter]:
         return [fighter for fighter in self.fighters if fighter.oracle == oracle]
@@ -118,23 +112,26 @@ def fields_of(runs: Sequence[RunRecord]) -> list[Field]:
     found = []
     for name in dict.fromkeys(run.experiment for run in mine):
         groups = grouped([run for run in mine if run.experiment == name])
-        for text in dict.fromkeys(group.setting for group in groups):  # one, unless it was run in several ways
-            found.append(_field(name.removeprefix(PREFIX), text, [group for group in groups if group.setting == text]))
+        ways = list(dict.fromkeys(group.setting for group in groups))  # one, unless something else was varied
+        for number, way in enumerate(ways):
+            own = name.removeprefix(PREFIX) + (f"-way-{number + 1}" if len(ways) > 1 else "")
+            found.append(_field(own, way, [group for group in groups if group.setting == way]))
     return found
 
 
-def _field(name: str, text: str, groups: Sequence[Group]) -> Field:
+def _field(name: str, way: str, groups: Sequence[Group]) -> Field:
     header = groups[0].runs[0].header
     dataset, share = (setting(header, "experiment", "data", key) for key in ("dataset", "malicious"))
-    plain = [group for group in groups if kind(group) == "none" and _defense(group) == recipe("fedavg")]
+    plain = [group for group in groups if kind(group) == NONE and _defense(group) == recipe("fedavg")]
     ends = [end for group in plain for end in tails(group)]
     clean = fmean(ends) if ends else None
-    title = ", ".join(filter(None, (f"{DATASETS.get(dataset, dataset)}, {100 * share:.3g}% attackers", text)))
+    title = ", ".join(filter(None, (f"{DATASETS.get(dataset, dataset)}, {100 * share:.3g}% attackers", way)))
     fighters = []
     for defense in dict.fromkeys(group.defense for group in groups):
         own = [group for group in groups if group.defense == defense]
         fighters.append(Fighter(defense, _defense(own[0]).needs, {group.attack: group for group in own}, clean))
-    return Field(name, title, clean, tuple(sorted(fighters, key=_place)))
+    attacks = tuple(dict.fromkeys(group.attack for group in groups))
+    return Field(name, title, clean, attacks, tuple(sorted(fighters, key=_place)))
 
 
 def _place(fighter: Fighter) -> tuple[bool, float]:

@@ -32,7 +32,7 @@ def _figure(field: Field) -> Figure:
 
 def _heat_map(field: Field, title: str, fighters: Sequence[Fighter]) -> Panel:
     rows = [row for fighter in fighters for row in _rows(fighter, field.clean or 1.0)]
-    x = alt.X("attack:N", title=None, scale=cells(field.attacks), axis=bare_axis(labelAngle=-35, labelLimit=180))
+    x = alt.X("attack:N", title=None, scale=cells(list(field.attacks)), axis=bare_axis(labelAngle=-35, labelLimit=180))
     names = [fighter.defense for fighter in fighters]
     y = alt.Y("defense:N", title=None, scale=cells(names), axis=bare_axis(labelLimit=170))
     tips = [tip("defense:N"), tip("attack:N"), tip("accuracy:Q", ".1%"), tip("lost:Q", ".1f", "points lost")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arena import ADAPTIVE, BACKDOOR, SURVIVAL, Field, Fighter, tails
+from .arena import ADAPTIVE, BACKDOOR, NONE, SURVIVAL, Field, Fighter, tails
 from .results import count, spread
 from .table import NOTHING, Table
 
@@ -68,8 +68,8 @@ def _ranking(field: Field) -> Table:
 
 def _row(fighter: Fighter, uneven: bool) -> tuple[str, ...]:
     attack, low = fighter.worst or (NOTHING, None)
-    clean, backdoors = fighter.attacks_of("none"), fighter.attacks_of(BACKDOOR)
-    ends = (low, fighter.mean, fighter.under(ADAPTIVE), fighter.under("none"))
+    clean, backdoors = fighter.attacks_of(NONE), fighter.attacks_of(BACKDOOR)
+    ends = (low, fighter.mean, fighter.under(ADAPTIVE), fighter.under(NONE))
     shares = [fighter.mean_of("attack_success", backdoors)]
     shares += [fighter.mean_of("honest_rejected", names) for names in (clean, fighter.survived)]
     cost = fighter.milliseconds
