@@ -61,8 +61,8 @@ class Fighter:
         return min(found, default=None)
 
     def lost(self, accuracy: float | None) -> float | None:
-        """Points of accuracy below plain averaging without an attack."""
-        return None if accuracy is None or self.clean is None else 100 * (self.clean - accuracy)
+        """Points of accuracy below plain averaging without an attack, as they are shown; there is no negative zero."""
+        return None if accuracy is None or self.clean is None else round(100 * (self.clean - accuracy), 1) + 0.0
 
     @property
     def survived(self) -> list[str]:

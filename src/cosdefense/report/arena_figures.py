@@ -45,6 +45,6 @@ def _heat_map(field: Field, title: str, fighters: Sequence[Fighter]) -> Panel:
 def _rows(fighter: Fighter, clean: float) -> list[Row]:
     return [
         {"defense": fighter.defense, "attack": attack, "accuracy": round(end, 5)}
-        | {"share": round(min(1.0, end / clean), 5), "lost": round(100 * (clean - end), 2)}
+        | {"share": round(min(1.0, end / clean), 5), "lost": fighter.lost(end)}
         for attack, end in fighter.accuracies.items()
     ]

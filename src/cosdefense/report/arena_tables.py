@@ -40,7 +40,7 @@ def _outcome(field: Field) -> str:
     first = full[0] if full else None
     if first and first.worst:
         lost = f"{_points(first.lost(first.worst[1]))} points, under {first.worst[0]}"
-        told.append(f"Of the defenses that are told nothing, {first.defense} has the best worst case: it loses {lost}.")
+        told.append(f"Of the defenses without an oracle, {first.defense} has the best worst case: it loses {lost}.")
     tried = [(end, fighter) for fighter in field.side(oracle=False) if (end := fighter.under(ADAPTIVE)) is not None]
     if tried:
         end, best = max(tried, key=lambda pair: pair[0])
@@ -104,7 +104,7 @@ def _over_seeds(fighter: Fighter, attack: str) -> str:
 
 
 def _points(lost: float | None) -> str:
-    return NOTHING if lost is None else f"{round(lost, 1) + 0.0:.1f}"  # no negative zero
+    return NOTHING if lost is None else f"{lost:.1f}"
 
 
 def _share(value: float | None) -> str:
