@@ -51,8 +51,9 @@ ROOMS = (
     {"preparation", "console", "listing", "reinforcement"},
     {"running", "catalog_page", "provenance", "flower"},
     {"alone", "ray_run", "grid", "errand", "ray_grid"},
-    {"reproduction"},
-    {"command_options", "data_commands", "train_command", "cli", "__main__"},
+    {"studies"},
+    {"reproduction", "arena"},
+    {"command_options", "carrying_out", "data_commands", "train_command", "arena_command", "cli", "__main__"},
 )
 
 
@@ -139,7 +140,9 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", HELP_OF_ALL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     asked = done.stdout.splitlines()
-    assert {"-", "demo", "run", "reproduce", "report", "train-attack", "list", "data", "data fetch"} <= set(asked)
+    assert {"-", "demo", "run", "reproduce", "arena", "report", "train-attack", "list", "data", "data fetch"} <= set(
+        asked
+    )
 
 
 def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:
@@ -172,10 +175,11 @@ def test_the_wheel_brings_what_reproduce_runs(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
-    ours = {path.name: path.read_bytes() for path in (repository / "experiments" / "paper").iterdir() if path.is_file()}
-    shipped = {path.name: path.read_bytes() for path in (unpacked / "cosdefense" / "paper").iterdir()}
-    assert shipped == ours
-    assert {path.name for path in (unpacked / "cosdefense").iterdir()} == {"paper"} | {
+    for study in ("paper", "arena"):
+        ours, shipped = repository / "experiments" / study, unpacked / "cosdefense" / "experiments" / study
+        kept = {path.name: path.read_bytes() for path in ours.iterdir() if path.is_file()}
+        assert {path.name: path.read_bytes() for path in shipped.iterdir()} == kept
+    assert {path.name for path in (unpacked / "cosdefense").iterdir()} == {"experiments"} | {
         path.name for path in SOURCE.iterdir() if path.name != "__pycache__"
     }
     ask = "from cosdefense.reproduction import files, plan; print(len(plan(['all'])), files(), sep='\\n')"
@@ -184,5 +188,5 @@ def test_the_wheel_brings_what_reproduce_runs(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     n_runs, found = done.stdout.splitlines()
-    assert Path(found) == unpacked / "cosdefense" / "paper"
+    assert Path(found) == unpacked / "cosdefense" / "experiments" / "paper"
     assert int(n_runs) == len(plan(["all"]))

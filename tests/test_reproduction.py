@@ -14,8 +14,9 @@ from cosdefense.data.partition import LabelSkew
 from cosdefense.experiment import Experiment, from_table
 from cosdefense.options import ConfigError
 from cosdefense.records import read_run
-from cosdefense.reproduction import ALL, FIGURES, PAPERS_DATASETS, QUICK, files, plan, publish_records
+from cosdefense.reproduction import ALL, FIGURES, PAPERS_DATASETS, QUICK, files, plan, thinned
 from cosdefense.running import federated, run
+from cosdefense.studies import publish_records
 
 TINY = {
     "data": {"dataset": "digits", "clients": 20},
@@ -197,18 +198,18 @@ def test_published_records_say_the_same_with_less(name: str, tmp_path: Path) -> 
     cell = from_table({"name": name, **TINY})
     folder = cell.folder(tmp_path / "runs")
     list(run(cell, folder, load_data("digits"), torch.device("cpu")))
-    publish_records({folder: read_run(folder)}, tmp_path / "published")
+    publish_records({folder: read_run(folder)}, tmp_path / "published", thinned)
     (path,) = (tmp_path / "published").rglob("records.jsonl")
     assert path.parent.relative_to(tmp_path / "published") == folder.relative_to(tmp_path / "runs")
-    whole, thinned = read_run(folder), read_run(path.parent)
-    assert thinned.thinned
-    assert thinned.summary == whole.summary
-    assert (thinned.experiment, thinned.label, thinned.n_rounds) == (whole.experiment, whole.label, whole.n_rounds)
+    whole, kept = read_run(folder), read_run(path.parent)
+    assert kept.thinned
+    assert kept.summary == whole.summary
+    assert (kept.experiment, kept.label, kept.n_rounds) == (whole.experiment, whole.label, whole.n_rounds)
     if name == "paper-scores":  # figure 2 needs every round
-        assert [record.scores for record in thinned.rounds] == [record.scores for record in whole.rounds]
+        assert [record.scores for record in kept.rounds] == [record.scores for record in whole.rounds]
     else:
-        assert [record.round for record in thinned.rounds] == [2, 5, 6]
-        assert not any(record.scores for record in thinned.rounds)
+        assert [record.round for record in kept.rounds] == [2, 5, 6]
+        assert not any(record.scores for record in kept.rounds)
     assert path.stat().st_size < (folder / "records.jsonl").stat().st_size
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from cosdefense.records import RunRecord, read_run
 from cosdefense.report.paper import paper_of
-from cosdefense.report.paper_tables import markdown_of, paper_tables
+from cosdefense.report.paper_tables import paper_tables
+from cosdefense.report.table import markdown_of
 from cosdefense.reproduction import plan
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import __version__, console, train_command
-from .command_options import Changes, DataDir, Device, GpuShare, Jobs, Json, Out, RayAddress, Worker
+from . import __version__, arena_command, console, train_command
+from .carrying_out import Study, carry_out, finish, processes
+from .command_options import Changes, DataDir, Device, Draw, GpuShare, Jobs, Json, Out, Publish, RayAddress, Worker
 from .data_commands import data_app
 from .kinds import Kind
 from .options import ConfigError
@@ -20,7 +20,6 @@ from .workplace import MissingRayExtra, Workplace
 
 if TYPE_CHECKING:
     from .experiment import Experiment
-    from .grid import Job
     from .records import RunRecord
 
 EPILOG = (
@@ -80,7 +79,7 @@ def run_file(
     worker: Worker = False,
 ) -> None:
     """Run every cell of an experiment. What is done is skipped, what was interrupted goes on."""
-    place = Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, file.parent)
+    place = Workplace(device, data_dir, processes(jobs), worker, ray, gpu_share, file.parent)
 
     from .experiment import load
 
@@ -111,15 +110,8 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Where runs and report go; default: runs/paper or runs/paper-quick.")
     ] = None,
-    draw: Annotated[
-        bool, typer.Option("--draw", help="Run nothing: report on what is there, finished or not.")
-    ] = False,
-    publish: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the report of the finished runs, and their records made small, to this folder instead."
-        ),
-    ] = None,
+    draw: Draw = False,
+    publish: Publish = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     jobs: Jobs = "1",
@@ -134,33 +126,17 @@ def reproduce(
     Without the extra "report", on a bare GPU machine, the runs are made all the same; the same command draws them where
     it is installed.
     """
-    from .grid import Job
-    from .records import read_run
-    from .report import MissingReportExtra, write_paper_report
-    from .reproduction import ALL, files, plan, publish_records
+    from .report import write_paper_report
+    from .reproduction import ALL, files, plan, thinned
 
-    folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
-    todo = [Job(cell.experiment, cell.experiment.folder(folder), cell.label, cell.play) for cell in cells]
-    if draw:
-        todo = [job for job in todo if (job.folder / "records.jsonl").exists()]
-        if not todo:
-            raise ConfigError(f"{folder} holds no run that belongs to {', '.join(what or [ALL])}")
-    else:
-        _finish(todo, Workplace(device, data_dir, _processes(jobs), worker, ray, gpu_share, files()), folder)
-    if worker:
-        return
-    runs = {job.folder: read_run(job.folder) for job in todo}
-    if publish:
-        runs = {path: run for path, run in runs.items() if run.summary}
-        publish_records(runs, publish / "records")
-    try:
-        written = write_paper_report(list(runs.values()), publish or folder, PAPER)
-    except MissingReportExtra as missing:  # the tables need no library
-        console.show_paper(publish or folder, None, as_json)
-        console.note(f"nothing was drawn, because {missing}")
-        return
-    console.show_paper(publish or folder, written, as_json)
+    study = Study(tuple(cells), PAPER, ", ".join(what or [ALL]), write_paper_report, thinned)
+    folder = out or Path("runs") / ("paper-quick" if quick else "paper")
+    place = Workplace(device, data_dir, processes(jobs), worker, ray, gpu_share, files())
+    carry_out(study, folder, place, draw=draw, publish=publish, as_json=as_json)
+
+
+app.command(epilog=arena_command.EPILOG)(arena_command.arena)
 
 
 @app.command(epilog="Example: cosdefense report runs/demo")
@@ -238,24 +214,8 @@ def _run_all(experiment: Experiment, out: Path, place: Workplace) -> list[RunRec
     from .records import read_run
 
     jobs = [Job(cell, cell.folder(out), _cell_label(cell, experiment)) for cell in experiment.cells()]
-    _finish(jobs, place, out / experiment.name)
+    finish(jobs, place, out / experiment.name)
     return [] if place.worker else [read_run(job.folder) for job in jobs]
-
-
-def _finish(jobs: Sequence[Job], place: Workplace, logs: Path) -> None:
-    from .grid import run_all
-
-    try:
-        run_all(jobs, place, logs)
-    except KeyboardInterrupt:
-        console.fail("interrupted; nothing is lost: the same command goes on where it stopped", 130)
-
-
-def _processes(jobs: str) -> int | None:
-    try:
-        return None if jobs == "auto" else int(jobs)
-    except ValueError as error:
-        raise ConfigError(f"--jobs must be a number or auto, got {jobs!r}") from error
 
 
 def _cell_label(cell: Experiment, experiment: Experiment) -> str:

@@ -34,3 +34,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on s
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
 ]
+Draw = Annotated[bool, typer.Option("--draw", help="Run nothing: report on what is there, finished or not.")]
+Publish = Annotated[
+    Path | None,
+    typer.Option(help="Write the report of the finished runs, and their records made small, to this folder instead."),
+]

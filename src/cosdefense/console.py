@@ -164,8 +164,8 @@ def show_report(written: Report, as_json: bool) -> None:
         out.print(f"wrote {path}", soft_wrap=True)
 
 
-def show_paper(folder: Path, written: Report | None, as_json: bool) -> None:
-    """The paper's tables with ours beside them, and where the report lies, if it could be drawn."""
+def show_study(folder: Path, written: Report | None, as_json: bool) -> None:
+    """The tables of many runs, and where the report lies, if it could be drawn."""
     tables = folder / "tables.md"
     if as_json:
         print_json({"tables": str(tables)} | (_paths(written) if written else {}))

@@ -157,6 +157,11 @@ class Experiment:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file, change some of its keys ("training.rounds=100"), check everything."""
+    return from_table(read_table(path, overrides))
+
+
+def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The same before it is checked."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -169,7 +174,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     folder = str(path.parent.resolve())  # parts may live beside the file: name = "oracle:OracleKrum"
     if folder not in sys.path:
         sys.path.append(folder)
-    return from_table(table)
+    return table
 
 
 def from_table(table: Mapping[str, Any]) -> Experiment:
@@ -252,6 +257,11 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return (("name", table["name"]), *options.items())
 
 
+def entry_names(table: Mapping[str, Any]) -> tuple[str, str]:
+    """How an entry of a grid may be called: by its label, and by what it is, whatever its options."""
+    return _label(table), str(table["name"]) if "name" in table else _composed(table)
+
+
 def _label(table: Mapping[str, Any]) -> str:
     """As the user said, or the name with the options that were given."""
     if "label" in table:
@@ -259,6 +269,11 @@ def _label(table: Mapping[str, Any]) -> str:
     if "name" in table:
         options = ", ".join(f"{key}={value}" for key, value in table.items() if key != "name")
         return f"{table['name']}({options})" if options else str(table["name"])
+    return _composed(table)
+
+
+def _composed(table: Mapping[str, Any]) -> str:
+    """The names of the parts of a defense that is spelled out."""
     parts = [*table.get("filters", ()), table.get("aggregator", {"name": "mean"}), *table.get("hooks", ())]
     return " + ".join(str(part.get("name")) if isinstance(part, Mapping) else str(part) for part in parts)
 

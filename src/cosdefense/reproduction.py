@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from .alone import alone
 from .experiment import Experiment, load
 from .options import ConfigError, unknown
 from .records import RunRecord, thin
 from .running import Play, federated
+from .studies import Cell, shipped
 
 PAPERS_DEFENSES = ("Krum", "Clipping-Median", "CosDefense")  # that its figures 4 and 6 show
 
@@ -92,21 +92,6 @@ QUICK = {
 }  # the counters of BatchNorm need a network that has some
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of the reproduction."""
-
-    experiment: Experiment
-    play: Play
-
-    @property
-    def label(self) -> str:
-        """How it is called while it runs."""
-        (attack,), (defense,), (seed,) = self.experiment.attacks, self.experiment.defenses, self.experiment.seeds
-        name = self.experiment.name.removeprefix("paper-")
-        return " · ".join((name, defense.label, attack.label, f"seed {seed}"))
-
-
 def plan(
     wanted: Sequence[str], *, datasets: Sequence[str] = (), n_seeds: int | None = None, quick: bool = False
 ) -> list[Cell]:
@@ -136,20 +121,11 @@ def plan(
     return list(cells.values())
 
 
-def publish_records(runs: Mapping[Path, RunRecord], out: Path) -> None:
-    """The runs' records without what a repository need not keep: `out/<experiment>/<run>/records.jsonl`."""
-    for folder, run in runs.items():
-        lines = thin(run, scores=run.experiment in WHOLE)
-        place = out / folder.parent.name / folder.name
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "records.jsonl").write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
+def thinned(run: RunRecord) -> list[dict[str, Any]]:
+    """What is published of a run."""
+    return thin(run, scores=run.experiment in WHOLE)
 
 
 def files() -> Path:
-    """Where the paper's experiments lie: in the package if it was installed, in the repository otherwise."""
-    installed = Path(str(resources.files("cosdefense") / "paper"))
-    repository = Path(__file__).parents[2] / "experiments" / "paper"
-    for folder in (installed, repository):
-        if folder.is_dir():
-            return folder
-    raise ConfigError(f"the paper's experiments are neither in {installed} nor in {repository}")
+    """Where the paper's experiments lie."""
+    return shipped("paper")

@@ -26,7 +26,8 @@ from cosdefense.report.figure import Figure
 from cosdefense.report.paper import COUNTED, paper_of
 from cosdefense.report.paper_figures import paper_figures
 from cosdefense.report.paper_page import paper_page_of
-from cosdefense.report.paper_tables import in_words, markdown_of, paper_tables
+from cosdefense.report.paper_tables import in_words, paper_tables
+from cosdefense.report.table import markdown_of
 
 Tables = dict[str, list[dict[str, str]]]
 

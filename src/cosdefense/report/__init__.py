@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..records import RunRecord
 from .paper import paper_of
-from .paper_tables import markdown_of, paper_tables
+from .paper_tables import paper_tables
+from .table import markdown_of
 
 if TYPE_CHECKING:
     from .figure import Figure
 
-__all__ = ["MissingReportExtra", "Report", "write_paper_report", "write_report"]
+__all__ = ["MissingReportExtra", "Report", "write_arena_report", "write_paper_report", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str) -> Repo
     """
     paper = paper_of(runs)
     tables = paper_tables(paper)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "tables.md").write_text(markdown_of(tables, title), encoding="utf-8")
+    _write_tables(out, markdown_of(tables, title))
     with _drawing_libraries():
         from .paper_figures import paper_figures
         from .paper_page import paper_page_of
@@ -58,6 +58,22 @@ def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str) -> Repo
     page = paper_page_of(runs, paper, tables, figures, title)
     shown = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
     return replace(_written(out, shown, page), tables=out / "tables.md")
+
+
+def write_arena_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
+    """The same for runs of the arena."""
+    from .arena import fields_of  # it asks the catalog, and so torch, what each defense needs
+    from .arena_tables import arena_tables, in_words
+
+    fields = fields_of(runs)
+    tables = arena_tables(fields)
+    _write_tables(out, markdown_of(tables, title, in_words(fields)))
+    with _drawing_libraries():
+        from .arena_figures import arena_figures
+        from .arena_page import arena_page_of
+    figures = arena_figures(fields)
+    page = arena_page_of(runs, fields, tables, figures, title)
+    return replace(_written(out, list(figures.values()), page), tables=out / "tables.md")
 
 
 @contextmanager
@@ -71,6 +87,11 @@ def _drawing_libraries() -> Iterator[None]:
         raise MissingReportExtra(
             f"a report needs altair and vl-convert-python, {error.name} was not found: pip install 'cosdefense[report]'"
         ) from error
+
+
+def _write_tables(out: Path, text: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "tables.md").write_text(text, encoding="utf-8")
 
 
 def _written(out: Path, figures: Sequence[Figure], page: str) -> Report:

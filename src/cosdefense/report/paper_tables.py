@@ -31,11 +31,6 @@ def paper_tables(paper: Paper) -> dict[str, Table]:
     return {table.name: table.compact() for table in tables if table.rows}
 
 
-def markdown_of(tables: dict[str, Table], title: str) -> str:
-    """All tables, for documents."""
-    return "\n".join([f"# {title}", "", *(table.markdown() for table in tables.values())])
-
-
 def in_words(paper: Paper) -> str:
     """A paragraph for somebody who reads nothing else."""
     runs = paper.runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 NOTHING = "–"
@@ -36,6 +36,12 @@ class Table:
         marks = ["---"] * self.n_words + ["---:"] * (len(self.headings) - self.n_words)
         lines = [_line(self.headings), _line(marks), *map(_line, self.rows)]
         return "\n".join([f"## {_inert(self.title)}", "", _inert(self.note), "", *lines, ""])
+
+
+def markdown_of(tables: Mapping[str, Table], title: str, words: str = "") -> str:
+    """All tables, for documents, under a title and a paragraph where there is one."""
+    opening = [f"# {title}", "", *([_inert(words), ""] if words else [])]
+    return "\n".join([*opening, *(table.markdown() for table in tables.values())])
 
 
 def _line(cells: Sequence[str]) -> str:
