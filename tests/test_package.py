@@ -22,11 +22,12 @@ PUBLIC = {
         "MissingTrustedData", "Need", "TooFewClients", "TrustedData", "Verdict", "recipe",
     },
     "cosdefense.filters": {
-        "ByGARS", "ByGARSPlusPlus", "Clip", "CosDefense", "DiverseFL", "FLTrust", "FoolsGold", "Krum", "PCAClusters",
-        "RFFL", "Sageflow",
+        "ByGARS", "ByGARSPlusPlus", "Clip", "CosDefense", "DiverseFL", "FLTrust", "Factions", "FoolsGold", "Krum",
+        "PCAClusters", "Pace", "RFFL", "Sageflow", "Voices",
     },
     "cosdefense.aggregators": {
-        "Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "TrimmedMean",
+        "Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "SteadyMean",
+        "TrimmedMean",
     },
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {

@@ -21,12 +21,15 @@ FILTERS: dict[str, type[Filter]] = {
     "clip": filters.Clip,
     "cosdefense": filters.CosDefense,
     "diversefl": filters.DiverseFL,
+    "factions": filters.Factions,
     "fltrust": filters.FLTrust,
     "foolsgold": filters.FoolsGold,
     "krum": filters.Krum,
+    "pace": filters.Pace,
     "pca-clusters": filters.PCAClusters,
     "rffl": filters.RFFL,
     "sageflow": filters.Sageflow,
+    "voices": filters.Voices,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
     "bulyan": aggregators.Bulyan,
@@ -35,6 +38,7 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
     "mean": aggregators.Mean,
     "median": aggregators.Median,
     "noisy-mean": aggregators.NoisyMean,
+    "steady-mean": aggregators.SteadyMean,
     "trimmed-mean": aggregators.TrimmedMean,
 }
 HOOKS: dict[str, type[ClientHook]] = {
@@ -80,6 +84,7 @@ RECIPES: dict[str, Callable[..., Defense]] = {
     "fl-wbc": recipes.fl_wbc,
     "fat": recipes.fat,
     "cosdefense": recipes.cosdefense,
+    "factions": recipes.factions,
 }
 
 T = TypeVar("T")

@@ -56,6 +56,17 @@ class ClientTable:
         return ClientTable(table.clients[order], table.rows[order], table.written[order])
 
 
+def running(past: float | None, now: float, decay: float) -> float:
+    """An exponential average that goes on; it begins with the first number."""
+    return now if past is None else decay * past + (1 - decay) * now
+
+
+def check_decay(part: Any) -> None:
+    """For parts with such an average."""
+    if not 0 <= part.decay < 1:
+        raise ValueError(f"{type(part).__name__}.decay must be in [0, 1), got {part.decay}")
+
+
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """A state as plain JSON values plus the tensors they point to."""
     tensors: dict[str, Tensor] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .aggregators import Mean, Median, NoisyMean, TrimmedMean
+from .aggregators import Mean, Median, NoisyMean, SteadyMean, TrimmedMean
 from .defense import Defense
 from .filters import (
     RFFL,
@@ -11,11 +11,14 @@ from .filters import (
     Clip,
     CosDefense,
     DiverseFL,
+    Factions,
     FLTrust,
     FoolsGold,
     Krum,
+    Pace,
     PCAClusters,
     Sageflow,
+    Voices,
 )
 from .filters.cosdefense import Threshold
 from .hooks import FLWBC, AdversarialTraining
@@ -122,3 +125,8 @@ def fat(epsilon: float = 0.1, steps: int = 10, step_size: float | None = None) -
 def cosdefense(layer: str | None = None, threshold: Threshold = "mean", k: float = 1.0) -> Defense:
     """Reject updates aligned with the last layer, then the mean."""
     return Defense((CosDefense(layer, threshold, k),), Mean())
+
+
+def factions(enmity: float = 0.3, longest: float = 2.0, stride: float = 1.2) -> Defense:
+    """Clip to the usual length, count echoes once, reject the weaker of two quarreling camps, then a steady mean."""
+    return Defense((Pace(longest), Voices(), Factions(enmity)), SteadyMean(stride))

@@ -6,6 +6,7 @@ from .geometric_median import GeometricMedian
 from .mean import Mean
 from .median import Median
 from .noisy_mean import NoisyMean
+from .steady_mean import SteadyMean
 from .trimmed_mean import TrimmedMean
 
-__all__ = ["Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "TrimmedMean"]
+__all__ = ["Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "SteadyMean", "TrimmedMean"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..cohort import Cohort
 from ..defense import Filter, Judgment, Need, State
-from ..memory import ClientTable
+from ..memory import ClientTable, check_decay
 from ..ops import cosine
 
 
@@ -40,8 +40,7 @@ class RFFL(Filter):
     capacity: int = 10_000  # how many clients are remembered; a removed one that is forgotten may return
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"RFFL.decay must be in [0, 1), got {self.decay}")
+        check_decay(self)
         if not 0 <= self.threshold < 1:
             raise ValueError(f"RFFL.threshold must be in [0, 1), got {self.threshold}")
         if self.warm_up < 0:
