@@ -25,7 +25,7 @@ def byzfl_module(name: str) -> Any:
         return None
     if "byzfl" not in sys.modules:
         package = types.ModuleType("byzfl")
-        package.__path__ = list(found.submodule_search_locations)
+        package.__path__, package.__spec__ = list(found.submodule_search_locations), found
         sys.modules["byzfl"] = package
     return importlib.import_module(f"byzfl.{name}")
 

@@ -20,7 +20,7 @@ from .specimens import LAYOUT, Witness
 from .studies import Cell, shipped
 
 FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
-EVALUATIONS = 30  # in a run, three of them in the last tenth, whatever its length
+EVALUATIONS = 60  # in a run, six of them in the last tenth, whatever its length
 
 Part = TypeVar("Part")
 T = TypeVar("T", Attack, Defense)

@@ -172,6 +172,17 @@ def test_so_many_trials_and_no_more(trials: int) -> None:
     assert len(GRID) + 1 == 73
 
 
+def test_enough_harm_ends_the_search() -> None:
+    """The first trial sends nothing harmful, the second is inner product manipulation: 3 of 10 at −5 do 1.8."""
+    rule = Counting()
+    forged, _ = Adaptive(Defense((), rule), trials=73, enough=1.7).forge(round_of(0), LIARS, None)
+    plain, _ = InnerProduct(5.0).forge(round_of(0), LIARS, None)
+    assert rule.asked == [10, 10]
+    assert torch.allclose(forged[LIARS], plain[LIARS])
+    with pytest.raises(ValueError, match=r"Adaptive.enough must be positive, got 0"):
+        Adaptive(enough=0.0)
+
+
 def test_more_trials_never_harm_less() -> None:
     defense, cohort = recipe("multi-krum"), round_of(0)
     found = [
