@@ -34,6 +34,13 @@ def cohort_of(
     return Cohort.of(updates, torch.zeros(3, dtype=dtype), LAYOUT, names, seed=seed, trusted_data=trusted_data)
 
 
+def weights_only(rows: Any) -> Cohort:
+    """Rows of any number of weights, and nothing else in the model."""
+    updates = torch.as_tensor(rows, dtype=torch.float64)
+    d = updates.shape[1]
+    return Cohort.of(updates, torch.zeros(d, dtype=torch.float64), Layout((("w", (d,)),), "w", d))
+
+
 @dataclass(frozen=True)
 class Server(TrustedData):
     """Its update is a function of the model's two weights; its statistic is always 9."""
