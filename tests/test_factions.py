@@ -1,0 +1,47 @@
+"""Factions in the simulator, on digits: what breaks CosDefense leaves it standing, and peace costs it little."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from cosdefense import Attack, recipe
+from cosdefense.attacks import Adaptive, InnerProduct, OrthogonalInnerProduct, SignFlip
+from cosdefense.data import load
+from cosdefense.evaluation import evaluate
+from cosdefense.simulation import simulate
+from worlds import digits_world
+
+
+@cache
+def outcome(attack: Attack, name: str) -> float:
+    """Accuracy after 60 rounds, 30 % of the clients lying from the first one on."""
+    world, digits = digits_world(), load("digits")
+    *_, last = simulate(world, attack, recipe(name), rounds=60, sampled=10, batch=16, seed=0)
+    return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10).accuracy
+
+
+@pytest.mark.parametrize(
+    "attack", [OrthogonalInnerProduct(), SignFlip(5.0), Adaptive(trials=20, enough=1.5)], ids=lambda a: type(a).__name__
+)
+def test_what_breaks_cosdefense_leaves_it_standing(attack: Attack) -> None:
+    assert outcome(attack, "cosdefense") < 0.3
+    assert outcome(attack, "factions") > 0.55
+
+
+def test_in_peace_it_costs_little() -> None:
+    assert outcome(Attack(), "factions") > outcome(Attack(), "fedavg") - 0.02
+
+
+def test_small_cohorts_may_hold_a_majority_of_liars() -> None:
+    """Of three or four sampled clients two lie every so often: they are one voice."""
+    world, digits = digits_world(), load("digits")
+    found = {}
+    for name in ("fedavg", "factions"):
+        *_, last = simulate(world, InnerProduct(), recipe(name), rounds=120, sampled=4, batch=16, seed=0)
+        found[name] = evaluate(
+            world.task, last.after.params, digits.test_images, digits.test_labels, Attack(), 10
+        ).accuracy
+    assert found["fedavg"] < 0.3
+    assert found["factions"] > 0.7
