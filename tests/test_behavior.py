@@ -31,6 +31,7 @@ from cosdefense.hooks import AdversarialTraining
 from cosdefense.simulation import Round, Schedule, Snapshot, World, simulate
 from cosdefense.task import Task
 from cosdefense.trusted import ServerData
+from shapes import sparingly_checked
 from worlds import digits_world
 
 Options = dict[str, float | int | None]
@@ -75,12 +76,11 @@ def outcome(
 ) -> Outcome:
     """`start` is a model that honest clients have trained for a while."""
     defense = recipe(name, **options or {})
-    history: list[Round] = list(
-        simulate(
-            world, attack, defense, rounds=rounds, sampled=sampled, batch=batch, seed=0, local_steps=local_steps,
-            schedule=schedule, resume=start and replace(start, defense_state=defense.init()),
-        )
+    simulation = simulate(
+        world, attack, defense, rounds=rounds, sampled=sampled, batch=batch, seed=0, local_steps=local_steps,
+        schedule=schedule, resume=start and replace(start, defense_state=defense.init()),
     )  # fmt: skip
+    history: list[Round] = list(sparingly_checked(simulation))
     liars = torch.cat([round_.malicious for round_ in history])
     rejected = torch.cat([round_.verdict.weights == 0 for round_ in history])
     digits = load("digits")
@@ -93,7 +93,7 @@ def outcome(
 def trained(world: World, rounds: int, batch: int, sampled: int = 10, local_steps: int = 1) -> Snapshot:
     """Where honest clients and the plain mean have come to."""
     settings = {"rounds": rounds, "sampled": sampled, "batch": batch, "seed": 0, "local_steps": local_steps}
-    *_, last = simulate(world, Attack(), recipe("fedavg"), **settings)  # type: ignore[arg-type]
+    *_, last = sparingly_checked(simulate(world, Attack(), recipe("fedavg"), **settings))  # type: ignore[arg-type]
     return last.after
 
 

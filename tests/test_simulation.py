@@ -18,12 +18,13 @@ from cosdefense.evaluation import Evaluation, evaluate
 from cosdefense.randomness import generator
 from cosdefense.simulation import Round, Schedule, SkippedRound, World, simulate
 from cosdefense.task import Task
+from shapes import sparingly_checked
 from worlds import digits_world
 
 
 def run(world: World, attack: Attack, defense: Defense, rounds: int = 120, **options: object) -> list[Round]:
     settings = {"sampled": 10, "batch": 8, "seed": 0, **options}
-    return list(simulate(world, attack, defense, rounds=rounds, **settings))  # type: ignore[arg-type]
+    return list(sparingly_checked(simulate(world, attack, defense, rounds=rounds, **settings)))  # type: ignore[arg-type]
 
 
 def measured(world: World, last: Round, attack: Attack = Attack()) -> Evaluation:
