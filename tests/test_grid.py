@@ -164,8 +164,9 @@ def test_three_processes_give_the_same_bits_as_one_and_do_every_run_once(
     assert sorted(line.partition(": round")[0] for line in ends) == labels
 
 
-def test_json_stays_clean(folder: Path, start: Start) -> None:
-    process = start(*arguments("--jobs", "2", "--json"))
+def test_json_stays_clean_and_helpers_understand_what_the_parent_did(folder: Path, start: Start) -> None:
+    """Behind `--` everything is a file name, even what looks like an option."""
+    process = start(*arguments()[:4], "--jobs", "2", "--json", "--device", "cpu", "--", "tiny.toml")
     held(folder, 2)
     (folder / "hold").unlink()
     printed, said = process.communicate(timeout=120)
@@ -174,6 +175,8 @@ def test_json_stays_clean(folder: Path, start: Start) -> None:
     assert [(run["defense"], run["seed"]) for run in runs] == [
         (f"held:{rule}", seed) for rule in ("mean", "median") for seed in (0, 1)
     ]
+    headers = [complete_lines(path)[0] for path in (folder / "runs" / "tiny").rglob("records.jsonl")]
+    assert [header["command"] for header in headers] == ["cosdefense run --jobs 2 --json --device cpu -- tiny.toml"] * 4
 
 
 def test_no_more_processes_than_runs(folder: Path) -> None:
@@ -224,16 +227,6 @@ def test_what_a_killed_helper_leaves_is_finished_by_the_parent(alone: Path, fold
     assert "process 2 ended early" in said
     assert str(Path("runs", "tiny", "process-2.log")) in said
     assert decided(folder) == decided(alone)
-
-
-def test_helpers_understand_what_the_parent_did(folder: Path, start: Start) -> None:
-    """Behind `--` everything is a file name, even what looks like an option."""
-    process = start(*arguments()[:4], "--jobs", "2", "--device", "cpu", "--", "tiny.toml")
-    held(folder, 2)
-    (folder / "hold").unlink()
-    process.communicate(timeout=120)
-    headers = [complete_lines(path)[0] for path in (folder / "runs" / "tiny").rglob("records.jsonl")]
-    assert [header["command"] for header in headers] == ["cosdefense run --jobs 2 --device cpu -- tiny.toml"] * 4
 
 
 def test_jobs_are_a_number_or_auto(folder: Path) -> None:

@@ -91,10 +91,25 @@ def reasons(federation: Loopback, run: RunRecord, number: int) -> dict[str, str 
     return {names[client]: reason for client, reason in zip(line.clients, line.reasons, strict=True)}
 
 
-def test_liars_are_rejected_and_the_model_learns(federation: Loopback, tmp_path: Path) -> None:
-    run = federation.submit(APP, num_server_rounds=2, min_nodes=7, checkpoint_dir=str(tmp_path / "run"))
-    federation.finish(run, PATIENCE)
-    found = read_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def interrupted(federation: Loopback, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
+    """The folder of a run of two rounds; and its records after the first, when the SuperLink and its ServerApp died."""
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    settings: dict[str, str | int | float | bool] = {
+        "num_server_rounds": 2, "min_nodes": N_PARTITIONS, "checkpoint_dir": str(folder),
+    }  # fmt: skip
+    federation.submit(APP, **settings)
+    federation.wait_for(lambda: (folder / "checkpoint.safetensors").exists(), "the first round", PATIENCE)
+    federation.end("superlink", signal.SIGKILL)
+    first = read_run(folder)
+    federation.start_superlink()
+    federation.finish(federation.submit(APP, **settings, resume=True), PATIENCE)
+    return folder, first
+
+
+def test_liars_are_rejected_and_the_model_learns(federation: Loopback, interrupted: tuple[Path, RunRecord]) -> None:
+    folder, _ = interrupted
+    found = read_run(folder)
     for number in range(2):
         became = reasons(federation, found, number)
         assert set(became) == {*LIARS, *HONEST}
@@ -102,8 +117,18 @@ def test_liars_are_rejected_and_the_model_learns(federation: Loopback, tmp_path:
         assert {became[name] for name in LIARS} == {"defense"}
     assert found.rounds[-1].accuracy is not None
     assert found.rounds[-1].accuracy > 0.6
-    subprocess.run([sys.executable, "-m", "cosdefense", "report", tmp_path / "run"], check=True, capture_output=True)
-    assert (tmp_path / "run" / "report.html").exists()
+    subprocess.run([sys.executable, "-m", "cosdefense", "report", folder], check=True, capture_output=True)
+    assert (folder / "report.html").exists()
+
+
+def test_a_killed_superlink_goes_on_where_it_was(interrupted: tuple[Path, RunRecord]) -> None:
+    """The SuperLink and its ServerApp died after the first round; a new run with resume=true did the second one."""
+    folder, first = interrupted
+    assert len(first.rounds) == 1
+    found = read_run(folder).rounds
+    assert [line.round for line in found] == [0, 1]
+    assert found[0] == first.rounds[0]
+    assert found[1].skipped is None
 
 
 def test_ten_rounds_with_silent_nodes_and_a_killed_one(federation: Loopback, tmp_path: Path) -> None:
@@ -130,25 +155,6 @@ def test_ten_rounds_with_silent_nodes_and_a_killed_one(federation: Loopback, tmp
     assert all(any(nodes.get(name, "not asked") is None for nodes in became) for name in others)
     for name in SILENT:
         federation.end(name)
-
-
-def test_a_killed_superlink_goes_on_where_it_was(federation: Loopback, tmp_path: Path) -> None:
-    """The SuperLink and its ServerApp die after the first round; a new run with resume=true does the second one."""
-    folder = tmp_path / "run"
-    settings: dict[str, str | int | float | bool] = {
-        "num_server_rounds": 2, "min_nodes": 6, "quorum": 3, "deadline": 40.0, "checkpoint_dir": str(folder),
-    }  # fmt: skip
-    federation.submit(APP, **settings)
-    federation.wait_for(lambda: (folder / "checkpoint.safetensors").exists(), "the first round", PATIENCE)
-    federation.end("superlink", signal.SIGKILL)
-    first = read_run(folder).rounds
-    assert len(first) == 1
-    federation.start_superlink()
-    federation.finish(federation.submit(APP, **settings, resume=True), PATIENCE)
-    found = read_run(folder).rounds
-    assert [line.round for line in found] == [0, 1]
-    assert found[0] == first[0]
-    assert found[1].skipped is None
 
 
 STRANGERS = {  # what each of them is told, or finds

@@ -72,13 +72,9 @@ def test_there_are_many_kinds() -> None:
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_result_is_that_of_the_honest_alone(strategy: str, place: int) -> None:
-    """All kinds for FedAvg; half of them, in turn, for the others, unless COSDEFENSE_THOROUGH is set.
-
-    Bulyan and QFedAvg take a second for every round: a sixth for those.
-    """
+    """All kinds for FedAvg; half of them, in turn, for the others, unless COSDEFENSE_THOROUGH is set."""
     turn = list(STRATEGIES).index(strategy)
-    part = 6 if strategy in ("Bulyan", "QFedAvg") else 2
-    kinds = KINDS if turn == 0 or os.environ.get("COSDEFENSE_THOROUGH") else KINDS[turn % part :: part]
+    kinds = KINDS if turn == 0 or os.environ.get("COSDEFENSE_THOROUGH") else KINDS[turn % 2 :: 2]
     compare_with_the_honest_alone(lambda: Defended(STRATEGIES[strategy](), EVERYBODY, seed=11), place, kinds)
 
 
