@@ -37,6 +37,15 @@ def stretches(rows: Float[Tensor, "n k"]) -> list[slice]:
     return [slice(start, start + width) for start in range(0, max(1, columns), width)]
 
 
+def groups(rows: Float[Tensor, "n k"]) -> list[slice]:
+    """The rows in groups that fill a block or more, to be given to threads; one group on a GPU.
+
+    Where rows do not meet, better than `stretches`: a long piece of one row is read faster than short ones of many.
+    """
+    size = max(1, BLOCK // max(1, rows.shape[1])) if rows.device.type == "cpu" else len(rows)
+    return [slice(start, start + size) for start in range(0, max(1, len(rows)), max(1, size))]
+
+
 def wide_blocks(
     rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None, members: Int[Tensor, " m"] | None = None
 ) -> Iterator[Tensor]:

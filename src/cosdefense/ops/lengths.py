@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .blocks import blocks, stretches, wide_blocks
+from .blocks import blocks, groups, stretches, wide_blocks
 from .products import products_of
 from .threads import in_threads
 
 
 def row_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None) -> Float[Tensor, " n"]:
     """Euclidean length of every row (less `center`), in float64."""
-    rows, scale = rows.detach(), _scale(rows, center)
+    rows = rows.detach()
 
-    def squared(where: slice) -> Tensor:
-        total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-        for wide in wide_blocks(rows[:, where], None if center is None else center[where]):
+    def lengths(some: slice) -> Tensor:
+        scale = _scale(rows[some], center)
+        total = torch.zeros(len(rows[some]), dtype=torch.float64, device=rows.device)
+        for wide in wide_blocks(rows[some], center):
             total += torch.linalg.vector_norm(wide if scale is None else wide.div_(scale), dim=1).square_()
-        return total
+        return total.sqrt_() if scale is None else total.sqrt_() * scale[:, 0]
 
-    lengths = reduce(Tensor.add_, in_threads(squared, stretches(rows))).sqrt_()
-    return lengths if scale is None else lengths * scale[:, 0]
+    return torch.cat(list(in_threads(lengths, groups(rows))))
 
 
 def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:

@@ -22,14 +22,8 @@ def in_threads(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> Iter
     if min(threads, len(pieces)) <= 1:
         yield from map(work, pieces)
         return
-    inferring = torch.is_inference_mode_enabled()
-
-    def alone(piece: Piece) -> Result:
-        with torch.inference_mode(inferring):  # which a thread does not inherit
-            return work(piece)
-
     try:
         with ThreadPoolExecutor(min(threads, len(pieces)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(alone, pieces)
+            yield from pool.map(work, pieces)
     finally:
         torch.set_num_threads(threads)  # a thread's own setting is also the default of threads that come later
