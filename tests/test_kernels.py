@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from cosdefense import Cohort, Defense, Layout, ops
 from cosdefense.aggregators import Bulyan, Mean
 from cosdefense.aggregators.bulyan import chosen_by_krum
 from cosdefense.filters import Krum
-from cosdefense.ops import ordering
+from cosdefense.ops import blocks, distances, ordering
 from cosdefense.ops.networks import comparators
 
 # Ties, nearly equal values, outliers: what sorting and cancelling get wrong.
@@ -30,11 +32,19 @@ matrices = st.integers(1, 12).flatmap(
 )
 
 
+@pytest.fixture(params=[0, 100], ids=["products", "differences"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distances of few rows come from their differences, those of many from products: both must be right for any."""
+    monkeypatch.setattr(distances, "FEW", request.param)
+
+
 def exact_squares(rows: Tensor) -> list[list[float]]:
     values = [[Fraction(x) for x in row] for row in rows.tolist()]
     return [[float(sum((x - y) ** 2 for x, y in zip(a, b, strict=True))) for b in values] for a in values]
 
 
+@pytest.mark.usefixtures("both_ways")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the same for all examples
 @given(matrices)
 def test_distances_of_hostile_rows(values: list[list[float]]) -> None:
     rows = torch.tensor(values)
@@ -56,6 +66,7 @@ def clustered(dtype: torch.dtype) -> Tensor:
     return rows.to(dtype)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distances_of_clusters(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops.blocks, "BLOCK", 1000)
@@ -75,6 +86,7 @@ def test_twins_are_alike_wherever_they_stand() -> None:
     assert found[0, 44] == 0
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("scale", [1e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("keep", [1, 5, None])
 def test_krum_decides_close_calls_as_exact_numbers_do(keep: int | None, scale: float) -> None:
@@ -88,6 +100,7 @@ def test_krum_decides_close_calls_as_exact_numbers_do(keep: int | None, scale: f
     assert judgment.weights.tolist() == (scores <= scores.sort().values[(keep or 7) - 1]).tolist()
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_float64_rows_beyond_all_squares() -> None:
     values = [[1e200, 0.0], [1e200, 1.0], [-1.7e308, 1.0], [1.7e308, 2.0], [1.0, 1.0], [1.0, 3.0]]
     rows = torch.tensor(values, dtype=torch.float64)
@@ -147,6 +160,43 @@ def test_comparators_sort_zeros_and_ones(n: int) -> None:
     assert torch.equal(torch.stack(rows), patterns.sort(dim=0).values)
 
 
+@pytest.mark.parametrize("n", [1, 7, 45])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threads_change_no_bit(n: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who computes a stretch, and when, is nobody's business: sums over stretches are made in their order."""
+    monkeypatch.setattr(blocks, "BLOCK", 40 * n)
+    monkeypatch.setattr(ordering, "COLUMNS", 100)
+    rows = torch.randn(n, 3001, generator=torch.Generator().manual_seed(n), dtype=dtype)
+    rules: list[Callable[[Tensor], Tensor]] = [
+        ops.squared_distances, ops.cosines, ops.row_norms, ops.median, lambda rows: ops.row_norms(rows, rows[0])
+    ]  # fmt: skip
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            with torch.inference_mode(threads == 2):
+                found.append([rule(rows.clone()) for rule in rules])
+            with ThreadPoolExecutor(1) as later:
+                assert torch.get_num_threads() == later.submit(torch.get_num_threads).result() == threads  # as it was
+            assert ops.stays_finite(rows[0], rows[-1])
+            assert not ops.stays_finite(rows[0], torch.where(torch.arange(3001) < 3000, 0, torch.inf))
+    finally:
+        torch.set_num_threads(before)
+    for one, two, five in zip(*found, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, five)
+
+
+def test_large_results_are_like_small_ones() -> None:
+    """Their memory comes from elsewhere."""
+    rows = torch.randn(2, (1 << 20) + 1, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float64):
+        found = ops.weighted_sum(rows.to(dtype), torch.tensor([0.25, 0.5]))
+        assert found.dtype == dtype
+        assert torch.allclose(found, rows[0].to(dtype) * 0.25 + rows[1].to(dtype) * 0.5)
+        assert torch.equal(ops.median(rows[:1].to(dtype)), rows[0].to(dtype))
+
+
 def test_no_columns_at_all() -> None:
     rows = torch.zeros(3, 0)
     assert ops.median(rows).shape == ops.trimmed_mean(rows, 1).shape == ops.weighted_sum(rows, torch.ones(3)).shape
@@ -179,6 +229,7 @@ def test_bulyan_by_hand() -> None:
     assert Bulyan(0.15)(cohort_of(rows), None)[0].tolist() == [2.0]
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_geometric_median_is_the_best_point(dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(0)
@@ -196,6 +247,7 @@ def _sum_of_distances(rows: Tensor, point: Tensor) -> float:
     return float((rows - point).norm(dim=1).sum())
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("size", [1e6, 1e30, 3e38])
 def test_geometric_median_shrugs_off_outliers(size: float) -> None:
     rng = torch.Generator().manual_seed(0)
@@ -207,6 +259,7 @@ def test_geometric_median_shrugs_off_outliers(size: float) -> None:
     assert torch.allclose(found.double(), exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_geometric_median_when_an_outlier_looks_like_the_middle() -> None:
     """Ordinary for a thousand coordinates, far away after those: relative to such a row everything else cancels."""
     rng = torch.Generator().manual_seed(0)

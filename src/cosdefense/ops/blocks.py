@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK = 1 << 19  # numbers at a time: 4 MB in float64
+BLOCK = 1 << 18  # numbers at a time: 2 MB in float64
 GPU_BLOCK = 1 << 25  # on a GPU it costs more to start a kernel than to run it
+HUGE = 1 << 22  # bytes from which on numpy asks for huge pages
+STRETCHES = 64  # at most: enough for as many threads, and to even out what a busy core costs one of them
 
 
 def columns_per_block(rows: Float[Tensor, "n k"]) -> int:
@@ -19,6 +22,28 @@ def columns_per_block(rows: Float[Tensor, "n k"]) -> int:
 def blocks(rows: Float[Tensor, "n k"]) -> Iterator[Tensor]:
     """Views of the rows, side by side."""
     yield from torch.split(rows, columns_per_block(rows), dim=1)
+
+
+def stretches(rows: Float[Tensor, "n k"]) -> list[slice]:
+    """The columns cut into stretches of whole blocks, to be given to threads; one on a GPU.
+
+    How many does not depend on the number of threads, so that sums over them do not either. n × n numbers for each
+    stretch take no more memory than a quarter of float32 rows.
+    """
+    n, columns = rows.shape
+    most = min(STRETCHES, columns // (8 * n)) if rows.device.type == "cpu" and n else 1
+    step = columns_per_block(rows)
+    width = step * max(1, -(-columns // (step * max(1, most))))
+    return [slice(start, start + width) for start in range(0, max(1, columns), width)]
+
+
+def groups(rows: Float[Tensor, "n k"]) -> list[slice]:
+    """The rows in groups that fill a block or more, to be given to threads; one group on a GPU.
+
+    Where rows do not meet, better than `stretches`: a long piece of one row is read faster than short ones of many.
+    """
+    size = max(1, BLOCK // max(1, rows.shape[1])) if rows.device.type == "cpu" else len(rows)
+    return [slice(start, start + size) for start in range(0, max(1, len(rows)), max(1, size))]
 
 
 def wide_blocks(
@@ -37,3 +62,13 @@ def wide_blocks(
         if center is not None:
             wide -= center[start : start + step].double()
         yield wide
+
+
+def fresh(columns: int, like: Tensor) -> Float[Tensor, " k"]:
+    """Memory for a result.
+
+    A large one by numpy, which asks Linux for huge pages: getting torch's, 4 kB each, takes longer than using them.
+    """
+    if like.device.type != "cpu" or columns * like.element_size() < HUGE:
+        return torch.empty(columns, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(np.empty(columns * like.element_size(), dtype=np.uint8)).view(like.dtype)

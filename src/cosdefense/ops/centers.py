@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .blocks import wide_blocks
+from .blocks import fresh, wide_blocks
 from .distances import distances_and_products
 from .lengths import row_norms
 from .products import products_around
@@ -17,12 +17,12 @@ NEAR_ENOUGH = 100.0  # times the smallest typical squared distance: products aro
 
 def weighted_sum(rows: Float[Tensor, "n k"], weights: Float[Tensor, " n"]) -> Float[Tensor, " k"]:
     """Σ wᵢ rowᵢ. Rows of weight 0 do not count."""
-    counting = weights.nonzero().flatten()
+    rows, counting = rows.detach(), weights.nonzero().flatten()
     if len(counting) == 1:  # Krum's choice: the others need not be read
-        return rows[counting[0]] * weights[counting[0]].to(rows.dtype)
+        return torch.mul(rows[counting[0]], weights[counting[0]].to(rows.dtype), out=fresh(rows.shape[1], rows))
     narrow = weights.to(rows.dtype)
     if rows.dtype == torch.float64 or not bool(((weights != 0) & (weights.abs() < SMALLEST)).any()):
-        return narrow @ rows
+        return torch.mv(rows.T, narrow, out=fresh(rows.shape[1], rows))
     return torch.cat([(weights.double() @ wide).to(rows.dtype) for wide in wide_blocks(rows)])
 
 

@@ -1,4 +1,4 @@
-"""Distances between all rows by matrix products, which are an order of magnitude faster than differences.
+"""Distances between all rows: between few by differences, between many by matrix products, which are faster then.
 
 ‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels for nearly identical rows and makes the choice of the nearest one a matter
 of luck. Three things keep it honest: long sums run in float64; the rows are taken relative to one of them,
@@ -9,12 +9,18 @@ other than to that center are computed again, relative to one of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pdist
 
+from .blocks import stretches, wide_blocks
 from .products import LARGEST, Products, products_around
+from .threads import in_threads
+
+FEW = 20  # rows: up to so many, differences are faster than products, for which BLAS wants larger matrices
 
 # A squared distance is believed when it is at least this share of ‖x‖² + ‖y‖². Products are off by at most
 # (columns per block + blocks + 4) · 2⁻⁵³ of that sum, 6e-12 for ten rows of eleven million: 6e-9 of what is
@@ -24,14 +30,45 @@ BELIEVED = 1e-3
 
 def squared_distances(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
     """Squared Euclidean distance between every two rows, in float64; identical rows have identical distances."""
-    distances, _ = distances_and_products(rows)
-    return distances
+    return _by_differences(rows) if _are_few(rows) else distances_and_products(rows)[0]
 
 
 def distances_and_products(rows: Float[Tensor, "n k"]) -> tuple[Float[Tensor, "n n"], Products]:
-    """Squared distances, and the products of all rows that they were made of."""
+    """Squared distances, and the products of all rows around one of them."""
+    if _are_few(rows):
+        distances = _by_differences(rows)
+        return distances, _products_from(distances)
     products = products_around(rows, _middle(rows, _everybody(rows)))
     return _settled(rows, *_distances(products)), products
+
+
+def _are_few(rows: Float[Tensor, "n k"]) -> bool:
+    return rows.device.type == "cpu" and len(rows) <= FEW
+
+
+def _by_differences(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
+    """Nothing cancels here, and no bit depends on where a row stands."""
+    rows, pairs = rows.detach(), torch.triu_indices(len(rows), len(rows), 1)
+
+    def partial(where: slice) -> Tensor:
+        total = torch.zeros(pairs.shape[1], dtype=torch.float64)
+        for wide in wide_blocks(rows[:, where]):
+            total += pdist(wide).square_()
+        return total
+
+    found = reduce(Tensor.add_, in_threads(partial, stretches(rows)))
+    distances = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    distances[pairs[0], pairs[1]] = distances[pairs[1], pairs[0]] = found
+    return distances
+
+
+def _products_from(distances: Float[Tensor, "n n"]) -> Products:
+    """2 ⟨x − c, y − c⟩ = ‖x − c‖² + ‖y − c‖² − ‖x − y‖², where c is the row nearest to half of the others."""
+    center = int(distances.sort(dim=1).values[:, len(distances) // 2].argmin())
+    halves = distances.clamp_max(torch.finfo(torch.float64).max) / 2
+    values = halves[center][:, None] + halves[center] - halves
+    values.diagonal().copy_(distances[center])  # which may be infinite
+    return Products(center, values)
 
 
 def _settled(

@@ -6,22 +6,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .blocks import blocks, wide_blocks
+from .blocks import blocks, groups, stretches, wide_blocks
+from .products import products_of
+from .threads import in_threads
 
 
 def row_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None) -> Float[Tensor, " n"]:
     """Euclidean length of every row (less `center`), in float64."""
-    scale = torch.ones(len(rows), 1, dtype=torch.float64, device=rows.device)
-    if rows.dtype == torch.float64:  # squares of smaller types fit into a float64
-        largest = torch.zeros_like(scale)
-        for wide in wide_blocks(rows, center):
-            largest = torch.maximum(largest, wide.abs_().amax(dim=1, keepdim=True))
-        scale = torch.where(largest > 0, largest, 1)  # first, so that no square over- or underflows
-    total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for wide in wide_blocks(rows, center):
-        wide = wide if rows.dtype != torch.float64 else wide.div_(scale)
-        total += torch.linalg.vector_norm(wide, dim=1).square_()
-    return total.sqrt() * scale[:, 0]
+    rows = rows.detach()
+
+    def lengths(some: slice) -> Tensor:
+        scale = _scale(rows[some], center)
+        total = torch.zeros(len(rows[some]), dtype=torch.float64, device=rows.device)
+        for wide in wide_blocks(rows[some], center):
+            total += torch.linalg.vector_norm(wide if scale is None else wide.div_(scale), dim=1).square_()
+        return total.sqrt_() if scale is None else total.sqrt_() * scale[:, 0]
+
+    return torch.cat(list(in_threads(lengths, groups(rows))))
 
 
 def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
@@ -32,12 +33,7 @@ def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[
 
 def cosines(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
     """Cosine between every two rows, in float64; 0 where either is zero."""
-    largest = torch.stack([block.abs().amax(dim=1) for block in blocks(rows)]).amax(dim=0).double()[:, None]
-    scale = torch.where(largest > 0, largest, 1)  # first, so that no length over- or underflows
-    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for wide in wide_blocks(rows):
-        wide /= scale
-        total.addmm_(wide, wide.T)
+    total = products_of(rows, scale=_scale(rows))
     lengths = total.diagonal().sqrt()
     lengths = torch.where(lengths > 0, lengths, 1)
     return (total / lengths[:, None] / lengths).clamp(-1, 1)
@@ -63,8 +59,22 @@ def finite_rows(rows: Float[Tensor, "n k"]) -> Bool[Tensor, " n"]:
 
 def stays_finite(vector: Float[Tensor, " k"], step: Float[Tensor, " k"]) -> bool:
     """Whether every number of `vector + step` is finite."""
-    pairs = zip(blocks(vector[None]), blocks(step[None]), strict=True)
-    return all(bool(finite_rows(one + other)[0]) for one, other in pairs)
+
+    def stays(where: slice) -> bool:
+        pairs = zip(blocks(vector[None, where]), blocks(step[None, where]), strict=True)
+        return all(bool(finite_rows(one + other)[0]) for one, other in pairs)
+
+    return all(in_threads(stays, stretches(vector[None])))
+
+
+def _scale(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None) -> Float[Tensor, "n 1"] | None:
+    """What to divide rows (less `center`) by, so that no square over- or underflows; None if not float64."""
+    if rows.dtype != torch.float64:
+        return None
+    largest = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)
+    for wide in wide_blocks(rows, center):
+        largest = torch.maximum(largest, wide.abs_().amax(dim=1, keepdim=True))
+    return torch.where(largest > 0, largest, 1)
 
 
 def _unit(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

@@ -5,8 +5,8 @@ By sorting, not by subtracting extremes from a sum: that loses everything to one
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .blocks import blocks
+from .blocks import blocks, fresh
 from .networks import comparators
+from .threads import in_threads
 
 Row = Any  # one row of a block: a numpy array or a tensor
 Rule = Callable[[Sequence[Row]], Row]  # what to make of the rows of a block whose columns are in order
 
 NETWORK = 64  # up to so many rows, comparing whole rows beats sorting columns
-COLUMNS = 1 << 14  # of a block at most: rows of 64 kB, where calls cost little and the cache still holds those in use
+COLUMNS = 1 << 16  # of a block at most: with fewer, threads meet at the interpreter's lock too often
 NUMBERS = 1 << 20  # of a block at most, or nearly: what a thread needs stays small for many rows too
+
+PIECES = 16  # at least, where there are columns enough: threads that finish early take from those that are slow
 
 
 def median(rows: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
@@ -75,11 +78,11 @@ def _in_order(
         chosen = (block if members is None else block[members] for block in blocks(rows))
         ordered = (list(block.sort(dim=0).values[wanted.start : wanted.stop]) for block in chosen)
         return torch.cat([rule(block).to(rows.dtype) for block in ordered])
-    out = torch.empty(rows.shape[1], dtype=rows.dtype)
+    out = fresh(rows.shape[1], rows)
     values, found = rows.detach().numpy(), out.numpy()
     n = len(rows) if members is None else len(members)
     exchanges = comparators(n, wanted) if n <= NETWORK else ()
-    columns = min(COLUMNS, max(256, NUMBERS // n))
+    columns = min(COLUMNS, max(256, min(NUMBERS // n, rows.shape[1] // PIECES)))
 
     def work(start: int) -> None:
         where = slice(start, start + columns)
@@ -87,19 +90,8 @@ def _in_order(
         ordered = _compared(block, exchanges) if n <= NETWORK else _sorted(block)
         found[where] = rule(ordered[wanted.start : wanted.stop])
 
-    _in_threads(work, range(0, rows.shape[1], columns))
+    deque(in_threads(work, range(0, rows.shape[1], columns)), maxlen=0)
     return out
-
-
-def _in_threads(work: Callable[[int], None], starts: range) -> None:
-    """As many threads as torch would use; numpy lets go of the interpreter while it counts."""
-    threads = min(torch.get_num_threads(), len(starts))
-    if threads <= 1:
-        for start in starts:
-            work(start)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, starts))
 
 
 def _compared(block: Any, exchanges: Sequence[tuple[int, int]]) -> list[Row]:
