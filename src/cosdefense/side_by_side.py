@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def side_by_side(task: Task, work: Callable[[Task, int], Result], n: int, device: torch.device) -> list[Result]:
-    """`work` of every number below `n`, in that order; each thread works with a task of its own. A GPU needs no threads.
+    """`work` of every number below `n`, in that order; each thread has a task of its own. A GPU needs no threads.
 
     Work that draws from torch's global stream must be done in turn, or the numbers would depend on who comes first:
     once that is seen, nothing more is begun, the stream is put back, and everything is done again.
