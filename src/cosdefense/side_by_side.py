@@ -6,9 +6,9 @@ that each do a whole piece of work never wait. torch lets go of the interpreter 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -30,25 +30,37 @@ def side_by_side(task: Task, work: Callable[[Task, int], Result], n: int, device
     n_workers = min(n_threads, n, MOST)
     if n_workers <= 1 or device.type != "cpu":
         return [work(task, i) for i in range(n)]
-    own, stream = threading.local(), torch.get_rng_state()
-
-    def begin() -> None:
-        torch.set_num_threads(n_threads // n_workers)
-        torch.set_grad_enabled(grad)  # every thread has its own idea of it
-        own.task = task.twin()
+    stream, left, found = torch.get_rng_state(), iter(range(n)), dict[int, Result]()
 
     def drawn() -> bool:
         return not torch.equal(stream, torch.get_rng_state())
 
-    def piece(i: int) -> list[Result]:
-        return [] if drawn() else [work(own.task, i)]
+    def worker() -> None:
+        torch.set_num_threads(n_threads // n_workers)
+        with torch.set_grad_enabled(grad), _emptied(left):  # every thread has its own idea of gradients
+            own = task.twin()
+            for i in left:
+                if drawn():
+                    break
+                found[i] = work(own, i)
 
     try:
-        with ThreadPoolExecutor(n_workers, initializer=begin) as pool:
-            found = list(pool.map(piece, range(n)))  # after a failure or Ctrl-C what has not begun is dropped
+        with ThreadPoolExecutor(n_workers) as pool, _emptied(left):
+            for future in [pool.submit(worker) for _ in range(n_workers)]:
+                future.result()
     finally:
         torch.set_num_threads(n_threads)  # OpenMP's number is each thread's own, MKL's is everybody's
     if not drawn():
-        return [result for results in found for result in results]
+        return [found[i] for i in range(n)]
     torch.set_rng_state(stream)
     return [work(task, i) for i in range(n)]
+
+
+@contextmanager
+def _emptied(left: Iterator[int]) -> Iterator[None]:
+    """Whoever leaves, by Ctrl-C or a failure or at the end, leaves nothing for others to begin."""
+    try:
+        yield
+    finally:
+        for _ in left:
+            pass
