@@ -13,6 +13,7 @@ from torch import Tensor
 from .defense import ClientHook
 from .layout import Layout
 from .replay import replayed
+from .side_by_side import side_by_side
 from .task import Task
 
 
@@ -73,12 +74,12 @@ def train_clients(
 ) -> Float[Tensor, "n d"]:
     """The updates of all clients of a round, each starting from `params`.
 
-    On a CPU one after the other. On a GPU the training of one client is recorded and replayed for each of them;
-    with hooks, which may do anything, all of them are one batched computation. All give the same numbers, within
-    rounding.
+    On a CPU each by itself, several at a time. On a GPU the training of one client is recorded and replayed for each
+    of them; with hooks, which may do anything, all of them are one batched computation. All give the same numbers,
+    within rounding.
     """
     if params.device.type == "cpu":
-        return _train_in_turn(task, trainer, params, images, labels)
+        return _train_singly(task, trainer, params, images, labels)
     if trainer.hooks:
         return _train_batched(task, trainer, params, images, labels)
     return replayed(task, trainer, partial(trainer, task), params, channels_last(images), labels)
@@ -90,10 +91,13 @@ def _train_batched(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor
     return torch.func.vmap(partial(trainer, task), randomness="different")(starts, images, labels)
 
 
-def _train_in_turn(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+def _train_singly(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     updates = params.new_empty(len(images), len(params))
-    for i in range(len(images)):
+
+    def train(task: Task, i: int) -> None:
         updates[i] = trainer(task, params, channels_last(images[i]), labels[i])
+
+    side_by_side(task, train, len(images), params.device)
     return updates
 
 

@@ -16,6 +16,7 @@ from .batches import Pixels, pixels
 from .client import channels_last
 from .defense import ClientHook
 from .randomness import seeded
+from .side_by_side import side_by_side
 from .task import Task
 
 CHUNK, GPU_CHUNK = 250, 2500  # images at a time: memory stays bounded, and a CPU's caches are of use
@@ -45,26 +46,16 @@ def evaluate(
     batch_statistics: bool = False,
 ) -> Evaluation:
     """Measured on test data, in evaluation mode. The adversary moves the images as it would those of a client."""
-    totals: Counter[str] = Counter()  # counted on the CPU: one wait per chunk is nothing beside the forward pass
-    found = torch.zeros(n_classes, dtype=torch.long, device=labels.device)
     size = CHUNK if labels.device.type == "cpu" else GPU_CHUNK
-    for start in range(0, len(labels), size):
-        batch, truth = pixels(images[start : start + size]), labels[start : start + size]
-        logits = _logits(task, params, batch)
-        right = logits.argmax(dim=1) == truth
-        totals["right"] += int(right.sum())
-        found += torch.bincount(truth[right], minlength=n_classes)
-        totals["loss"] += float(cross_entropy(logits, truth, reduction="sum"))  # type: ignore[assignment]
-        aim = attack.aim(batch, truth, n_classes)
-        if aim is not None:
-            shown, wanted = aim
-            answers = (logits if shown is batch else _logits(task, params, shown)).argmax(dim=1)
-            totals["aimed"] += int((wanted >= 0).sum())
-            totals["hit"] += int((answers == wanted).sum())
-            totals["kept"] += int((right & (wanted >= 0)).sum())
-        if adversary is not None:
-            moved, _ = adversary.batch(partial(task.loss, params), batch, truth)
-            totals["withstood"] += int((_logits(task, params, moved).argmax(dim=1) == truth).sum())
+    chunks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
+
+    def measure(task: Task, i: int) -> tuple[Counter[str], Tensor]:
+        return _measured(task, params, *chunks[i], attack, n_classes, adversary)
+
+    totals, found = Counter[str](), torch.zeros(n_classes, dtype=torch.long, device=labels.device)
+    for counted, recognized in side_by_side(task, measure, len(chunks), labels.device):
+        totals.update(counted)
+        found += recognized
     aimed = totals["aimed"]
     return Evaluation(
         accuracy=totals["right"] / len(labels),
@@ -75,6 +66,35 @@ def evaluate(
         batch_statistics_accuracy=_by_batch(task, params, images, labels) if batch_statistics else None,
         class_recalls=tuple((found / torch.bincount(labels, minlength=n_classes)).tolist()),
     )
+
+
+def _measured(
+    task: Task,
+    params: Tensor,
+    images: Pixels,
+    truth: Tensor,
+    attack: Attack,
+    n_classes: int,
+    adversary: ClientHook | None,
+) -> tuple[Counter[str], Tensor]:
+    """What adds up over chunks: sums by name, and how many of each class were recognized."""
+    totals: Counter[str] = Counter()  # counted on the CPU: one wait per chunk is nothing beside the forward pass
+    batch = pixels(images)
+    logits = _logits(task, params, batch)
+    right = logits.argmax(dim=1) == truth
+    totals["right"] = int(right.sum())
+    totals["loss"] = float(cross_entropy(logits, truth, reduction="sum"))  # type: ignore[assignment]
+    aim = attack.aim(batch, truth, n_classes)
+    if aim is not None:
+        shown, wanted = aim
+        answers = (logits if shown is batch else _logits(task, params, shown)).argmax(dim=1)
+        totals["aimed"] = int((wanted >= 0).sum())
+        totals["hit"] = int((answers == wanted).sum())
+        totals["kept"] = int((right & (wanted >= 0)).sum())
+    if adversary is not None:
+        moved, _ = adversary.batch(partial(task.loss, params), batch, truth)
+        totals["withstood"] = int((_logits(task, params, moved).argmax(dim=1) == truth).sum())
+    return totals, torch.bincount(truth[right], minlength=n_classes)
 
 
 def _by_batch(task: Task, params: Tensor, images: Pixels, labels: Tensor) -> float:

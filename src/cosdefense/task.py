@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -55,6 +55,12 @@ class Task:
         task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16)
         _ = task._channels  # made here, not in the middle of a transformation that would wrap it
         return task
+
+    def twin(self) -> Task:
+        """The same task for another thread: calls put their tensors into the skeletons for as long as they last."""
+        twin = replace(self, training=_skeleton(self.training), evaluating=_skeleton(self.evaluating))
+        _ = twin._channels
+        return twin
 
     def initial(self) -> Float[Tensor, " d"]:
         """The vector of the model as it was given."""
@@ -118,3 +124,8 @@ class Task:
         shape = (-1,) + (1,) * (images.ndim - 2)
         mean, std = (values.to(images.dtype).view(shape) for values in self._channels)
         return (images - mean) / std
+
+
+def _skeleton(model: nn.Module) -> nn.Module:
+    """Modules of its own around the same tensors."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})

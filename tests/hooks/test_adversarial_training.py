@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cosdefense.client import LocalSGD, _train_batched, _train_in_turn
+from cosdefense.client import LocalSGD, _train_batched, _train_singly
 from cosdefense.hooks import AdversarialTraining
 from cosdefense.models import mlp, small_cnn
 from cosdefense.task import Task
@@ -120,7 +120,7 @@ def test_float32_stays_within_reach() -> None:
     assert 0 <= float(moved.min()) <= float(moved.max()) <= 1
 
 
-@pytest.mark.parametrize("execute", [_train_in_turn, _train_batched])
+@pytest.mark.parametrize("execute", [_train_singly, _train_batched])
 @pytest.mark.parametrize("name", MODELS)
 def test_both_executors_train_on_what_a_plain_loop_finds(execute: Execute, name: str) -> None:
     """Before every step, against the parameters of that step; in evaluation mode, as the loss is."""
