@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from shapes import check_calls
 
 # A bare machine may lack these two; the tests that need neither run there all the same.

@@ -33,7 +33,7 @@ def check_calls() -> None:
 
         return decorate
 
-    jaxtyping.jaxtyped = wrapped
+    jaxtyping.jaxtyped = wrapped  # type: ignore[assignment]
     jaxtyping.install_import_hook("cosdefense", "beartype.beartype")
 
 

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 # Bulyan and QFedAvg have Flower collect garbage after every reply. Beside all that pytest has loaded this takes a
 # hundred times longer than their rounds, and it decides nothing: here they leave it to Python.
-arrayrecord.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined]
+arrayrecord.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined, assignment]
 
 NODES: dict[str, Any] = {"min_train_nodes": 8, "min_evaluate_nodes": 8, "min_available_nodes": 8}
 
