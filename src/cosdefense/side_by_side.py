@@ -49,7 +49,7 @@ def side_by_side(task: Task, work: Callable[[Task, int], Result], n: int, device
             for future in [pool.submit(worker) for _ in range(n_workers)]:
                 future.result()
     finally:
-        torch.set_num_threads(n_threads)  # OpenMP's number is each thread's own, MKL's is everybody's
+        torch.set_num_threads(n_threads)  # the caller's own did not change, but what later threads start with did
     if not drawn():
         return [found[i] for i in range(n)]
     torch.set_rng_state(stream)
