@@ -86,3 +86,14 @@ def test_nothing_is_written() -> None:
     for skeleton in (model, task.training, task.evaluating):
         for name, tensor in skeleton.state_dict().items():
             assert torch.equal(tensor, before[name])
+
+
+def test_a_twin_has_modules_of_its_own_around_the_same_tensors() -> None:
+    task = Task.of(network())
+    twin = task.twin()
+    for own, others in ((task.training, twin.training), (task.evaluating, twin.evaluating)):
+        assert not {id(module) for module in own.modules()} & {id(module) for module in others.modules()}
+        assert own.training == others.training
+        tensors, same = own.state_dict(keep_vars=True), others.state_dict(keep_vars=True)
+        assert tensors.keys() == same.keys()
+        assert all(tensors[name] is same[name] for name in tensors)

@@ -93,7 +93,10 @@ class Aggregator(Part):
 
 @dataclass(frozen=True)
 class ClientHook:
-    """The client's side of a defense: may change each batch before a step, and the parameters after it."""
+    """The client's side of a defense: may change each batch before a step, and the parameters after it.
+
+    Clients may train at the same time: an answer depends on the arguments, and on torch's global stream, alone.
+    """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.COOPERATION})
 
