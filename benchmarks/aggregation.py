@@ -21,6 +21,7 @@ import torch
 from measuring import Table, Timing, machine, options, peak_memory, report, timed
 from peers import byzfl_rules, flower_rules, picked_by_new_krum
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from cosdefense import Aggregator, Cohort, Defense, Layout
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, TrimmedMean
@@ -157,6 +158,25 @@ def line(name: str, times: dict[str, Timing], limit: float, memory: float, wrong
     ]  # fmt: skip
 
 
+def shares(sizes: tuple[tuple[int, int], ...]) -> Table:
+    """Where the time of a rule goes on one thread, where nothing waits: torch's calls; the rest is numpy and Python."""
+    threads, lines = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    for n, d in sizes:
+        rows = drawn(n, d)
+        cohort, rules = cohort_of(rows), defenses(rows)
+        for name in GOALS:
+            case = ours(rules[name], cohort)
+            alone = min(timed({name: case}, 3)[name].seconds)
+            with profile(activities=[ProfilerActivity.CPU]) as found:
+                case()
+            events = sorted(found.key_averages(), key=lambda event: -event.self_cpu_time_total)[:4]
+            spent = ", ".join(f"{e.key.removeprefix('aten::')} {1e-6 * e.self_cpu_time_total:.3f}" for e in events)
+            lines.append([f"{n:,}", f"{d:,}", name, f"{alone:.3f}", spent])
+    torch.set_num_threads(threads)
+    return Table("Seconds on one thread, and those of the four longest calls.", ("n", "d", "rule", "s", "of it"), lines)
+
+
 def growth(sizes: tuple[tuple[int, int], ...]) -> Table:
     """Milliseconds of every rule as n or d grows."""
     names = [name for name in GOALS if name != "Bulyan"]
@@ -223,9 +243,12 @@ def main(given: argparse.Namespace) -> None:
     smaller = 10 if given.quick else 1
     sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000),
              (100, 50_000), (100, 100_000), (100, 400_000))  # fmt: skip
-    tables += [growth(tuple((n, d // smaller) for n, d in sizes)), picks(5 if given.quick else 20), narrow_products()]
+    tables += [
+        shares(QUICK if given.quick else SIZES), growth(tuple((n, d // smaller) for n, d in sizes)),
+        picks(5 if given.quick else 20), narrow_products(),
+    ]  # fmt: skip
     about = machine("numpy", "byzfl", "flwr") | {"seconds in all": f"{time.perf_counter() - began:.0f}"}
-    results |= {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables[-3:]}
+    results |= {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables[-4:]}
     report(given, about, tables, results)
 
 

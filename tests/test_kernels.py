@@ -187,6 +187,17 @@ def test_threads_change_no_bit(n: int, dtype: torch.dtype, monkeypatch: pytest.M
         assert torch.equal(one, five)
 
 
+def test_memory_of_blocks_is_kept_from_one_size_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call leaves behind may be too small for the next, or come from inference mode: neither may matter."""
+    rows = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+    expected = rows.double().norm(dim=1)
+    for size in (30, 3000, 30):
+        monkeypatch.setattr(blocks, "BLOCK", size)
+        for inferring in (True, False):
+            with torch.inference_mode(inferring):
+                assert torch.allclose(ops.row_norms(rows), expected)
+
+
 def test_large_results_are_like_small_ones() -> None:
     """Their memory comes from elsewhere."""
     rows = torch.randn(2, (1 << 20) + 1, generator=torch.Generator().manual_seed(0))

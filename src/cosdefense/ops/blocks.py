@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +16,8 @@ BLOCK = 1 << 18  # numbers at a time: 2 MB in float64
 GPU_BLOCK = 1 << 25  # on a GPU it costs more to start a kernel than to run it
 HUGE = 1 << 22  # bytes from which on numpy asks for huge pages
 STRETCHES = 64  # at most: enough for as many threads, and to even out what a busy core costs one of them
+
+_kept = deque[Any]()  # blocks of memory that nobody uses at the moment; numpy's know nothing of inference mode
 
 
 def columns_per_block(rows: Float[Tensor, "n k"]) -> int:
@@ -38,11 +43,11 @@ def stretches(rows: Float[Tensor, "n k"]) -> list[slice]:
 
 
 def groups(rows: Float[Tensor, "n k"]) -> list[slice]:
-    """The rows in groups that fill a block or more, to be given to threads; one group on a GPU.
+    """The rows in groups that fill two blocks or more, to be given to threads; one group on a GPU.
 
     Where rows do not meet, better than `stretches`: a long piece of one row is read faster than short ones of many.
     """
-    size = max(1, BLOCK // max(1, rows.shape[1])) if rows.device.type == "cpu" else len(rows)
+    size = max(1, 2 * BLOCK // max(1, rows.shape[1])) if rows.device.type == "cpu" else len(rows)
     return [slice(start, start + size) for start in range(0, max(1, len(rows)), max(1, size))]
 
 
@@ -54,14 +59,36 @@ def wide_blocks(
     All blocks share their memory, and the reader may write to it: a fresh page costs more than the arithmetic on it.
     """
     n, step = len(rows) if members is None else len(members), columns_per_block(rows)
-    memory = torch.empty(n * min(step, rows.shape[1]), dtype=torch.float64, device=rows.device)
-    for start in range(0, rows.shape[1], step):
-        block = rows[:, start : start + step]
-        wide = memory[: n * block.shape[1]].view(n, -1)
-        wide.copy_(block if members is None else block[members])
-        if center is not None:
-            wide -= center[start : start + step].double()
-        yield wide
+    with _memory(n * min(step, rows.shape[1]), rows.device) as memory:
+        for start in range(0, rows.shape[1], step):
+            block = rows[:, start : start + step]
+            wide = memory[: n * block.shape[1]].view(n, -1)
+            wide.copy_(block if members is None else block[members])
+            if center is not None:
+                wide -= center[start : start + step].double()
+            yield wide
+
+
+@contextmanager
+def _memory(numbers: int, device: torch.device) -> Iterator[Tensor]:
+    """Float64 numbers to write to.
+
+    On a CPU a block's are kept for whoever asks next, one block per thread: left to the allocator, a thread's memory
+    goes back to the system and comes again in fresh pages.
+    """
+    if device.type != "cpu" or numbers > BLOCK:
+        yield torch.empty(numbers, dtype=torch.float64, device=device)
+        return
+    try:
+        memory = _kept.pop()
+    except IndexError:
+        memory = np.empty(0)
+    if len(memory) < numbers:
+        memory = np.empty(BLOCK)
+    try:
+        yield torch.from_numpy(memory)
+    finally:
+        _kept.append(memory)
 
 
 def fresh(columns: int, like: Tensor) -> Float[Tensor, " k"]:

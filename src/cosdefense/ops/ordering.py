@@ -25,7 +25,8 @@ NETWORK = 64  # up to so many rows, comparing whole rows beats sorting columns
 COLUMNS = 1 << 16  # of a block at most: with fewer, threads meet at the interpreter's lock too often
 NUMBERS = 1 << 20  # of a block at most, or nearly: what a thread needs stays small for many rows too
 
-PIECES = 16  # at least, where there are columns enough: threads that finish early take from those that are slow
+PIECES = 8  # to cut the columns into at least, so that threads finish together; but not for
+FEWEST = 1 << 12  # columns, which take less time than a thread to start
 
 
 def median(rows: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
@@ -82,7 +83,7 @@ def _in_order(
     values, found = rows.detach().numpy(), out.numpy()
     n = len(rows) if members is None else len(members)
     exchanges = comparators(n, wanted) if n <= NETWORK else ()
-    columns = min(COLUMNS, max(256, min(NUMBERS // n, rows.shape[1] // PIECES)))
+    columns = min(COLUMNS, max(256, NUMBERS // n), max(FEWEST, rows.shape[1] // PIECES))
 
     def work(start: int) -> None:
         where = slice(start, start + columns)
