@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from commands import called
 from cosdefense import grid
 from cosdefense.data import datasets
 from cosdefense.experiment import load
@@ -230,14 +231,14 @@ def test_what_a_killed_helper_leaves_is_finished_by_the_parent(alone: Path, fold
 
 
 def test_jobs_are_a_number_or_auto(folder: Path) -> None:
-    done = command(folder, "--jobs", "many")
+    done = called(*arguments("--jobs", "many")[3:], cwd=folder)
     assert done.returncode == 2
     assert done.stderr.strip() == "error: --jobs must be a number or auto, got 'many'"
 
 
 @pytest.mark.parametrize("jobs", ["0", "-2"])
 def test_no_processes_at_all_is_a_mistake(folder: Path, jobs: str) -> None:
-    done = command(folder, "--jobs", jobs)
+    done = called(*arguments("--jobs", jobs)[3:], cwd=folder)
     assert done.returncode == 2
     assert done.stderr.strip() == f"error: --jobs must be at least 1, got {jobs}"
     assert not (folder / "runs").exists()

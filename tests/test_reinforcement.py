@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from commands import called
 from cosdefense import recipe
 from cosdefense.attacks import LearnedPolicy
 from cosdefense.attacks.learned_policy import Push
@@ -336,14 +337,14 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    arguments = ("train-attack", "tiny.toml", "--defense", "median", "--out", "policy.safetensors", "--steps", "120",
+    arguments = ("train-attack", "tiny.toml", "--defense", "median", "--out", "policy.safetensors", "--steps", "40",
                  "--episode", "20", "--max-local-steps", "2", "--seed", "9")  # fmt: skip
     assert "policy policy.safetensors was not found" in command("run", "tiny.toml").stderr
     trained = command(*arguments, "--json")
     assert trained.returncode == 0, trained.stderr
     told = json.loads(trained.stdout)
-    assert (told["policy"], told["decisions"], len(told["losses"])) == ("policy.safetensors", 120, 6)
-    assert "decision 120 of 120, mean loss of the last episode" in trained.stderr
+    assert (told["policy"], told["decisions"], len(told["losses"])) == ("policy.safetensors", 40, 2)
+    assert "decision 40 of 40, mean loss of the last episode" in trained.stderr
     policy = LearnedPolicy(str(tmp_path / "policy.safetensors")).policy
     assert policy.actions == Actions((0.1, 29.9), (1, 2))
     assert policy.history["seed"] == 9
@@ -369,13 +370,11 @@ def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]]
         (("--defense", "median", "--set", "data.malicious=0.05", "--set", "data.clients=200"), "at least 200 samples"),
     ],
 )
-def test_mistakes(
-    command: Callable[..., subprocess.CompletedProcess[str]], arguments: tuple[str, ...], complaint: str
-) -> None:
-    done = command("train-attack", "tiny.toml", "--out", "x.safetensors", *arguments)
+def test_mistakes(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    (tmp_path / "tiny.toml").write_text(TOML)
+    done = called("train-attack", "tiny.toml", "--out", "x.safetensors", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
