@@ -193,6 +193,7 @@ def test_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
         b"no gzip",
         None,
     ],
+    ids=["cut off", "wrong checksum", "garbage", "no gzip", "a folder"],  # gzip writes the time of day into its header
 )
 def test_unreadable_files_are_named(tmp_path: Path, data: bytes | None) -> None:
     if data is not None:

@@ -21,26 +21,41 @@ def test_the_first_round_knows_its_median_only() -> None:
 
 
 def test_then_the_past_decides() -> None:
-    # Usual is 1: five liars of length 3 out of seven are no reason to think otherwise.
-    judgment, state = Pace()(weights_only([[1, 0], [0, 0.5], *[[3, 0]] * 5]), 1.0)
-    assert judgment.weights.tolist() == [True, True] + [False] * 5
-    assert state == pytest.approx(0.95 * 1 + 0.05 * 0.75)
-    judgment, state = Pace(longest=4.0, decay=0.5)(weights_only([[1, 0], [0, 0.5], *[[3, 0]] * 5]), 1.0)
+    # Usual is 1: four liars of length 3 out of seven are no reason to think otherwise.
+    rows = weights_only([[1, 0], [0, 0.5], [0, 0.5], *[[3, 0]] * 4])
+    judgment, state = Pace()(rows, 1.0)
+    assert judgment.weights.tolist() == [True] * 3 + [False] * 4
+    assert state == pytest.approx(0.95 * 1 + 0.05 * 0.5)
+    judgment, state = Pace(longest=4.0, decay=0.5)(rows, 1.0)
     assert judgment.weights.all()
     assert judgment.updates is not None
-    assert judgment.updates[2:].tolist() == [[1, 0]] * 5
+    assert judgment.updates[3:].tolist() == [[1, 0]] * 4
     assert state == pytest.approx(0.5 * 1 + 0.5 * 2)  # their median is 3, but it counts as at most twice the usual
 
 
-def test_where_all_are_too_long_the_world_has_changed() -> None:
+@pytest.mark.parametrize("crowd", [0.0, 0.4])
+def test_where_all_are_too_long_the_world_has_changed(crowd: float) -> None:
     rows = weights_only([[30, 0], [0, 40], [50, 0]])
-    judgment, state = Pace()(rows, 1.0)
+    judgment, state = Pace(crowd=crowd)(rows, 1.0)
     assert judgment.weights.all()
     assert judgment.updates is not None
     assert judgment.updates.tolist() == [[1, 0], [0, 1], [1, 0]]
     for _ in range(200):
-        _, state = Pace()(rows, state)
+        _, state = Pace(crowd=crowd)(rows, state)
     assert state == pytest.approx(40, rel=0.05)  # and is known again after a while
+
+
+def test_honest_clients_that_grow_are_not_left_to_short_liars() -> None:
+    # Usual is 1. Three liars stay short, six honest clients are suddenly four times as long, a tenth is far beyond.
+    rows = weights_only([[0, 1], [0, 1], [0, 1], *[[4, 0]] * 6, [0, 9]])
+    assert Pace(crowd=0.0)(rows, 1.0)[0].weights.tolist() == [True] * 3 + [False] * 7
+    assert Pace()(rows, 1.0)[0].weights.tolist() == [True] * 9 + [False]  # 0.4 of ten: the fourth shortest, 4
+
+
+def test_long_liars_are_no_crowd_below_their_share() -> None:
+    for liars in range(1, 7):  # 0.4 of ten are the four shortest: up to six liars are not among them
+        rows = weights_only([[1, 0]] * (10 - liars) + [[5, 0]] * liars)
+        assert Pace()(rows, 1.0)[0].weights.tolist() == [True] * (10 - liars) + [False] * liars
 
 
 def test_a_round_without_any_movement_is_forgotten() -> None:
@@ -70,6 +85,12 @@ def test_what_it_remembers_can_be_saved() -> None:
 def test_nonsense_is_refused(longest: float) -> None:
     with pytest.raises(ValueError, match=r"Pace.longest must be at least 1 and finite"):
         Pace(longest)
+
+
+@pytest.mark.parametrize("crowd", [-0.1, 1.0, float("nan")])
+def test_a_crowd_is_a_share(crowd: float) -> None:
+    with pytest.raises(ValueError, match=r"Pace.crowd must be in \[0, 1\)"):
+        Pace(crowd=crowd)
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])

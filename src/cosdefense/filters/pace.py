@@ -22,24 +22,27 @@ class Pace(Filter):
     """Rejects updates more than `longest` times as long as usual and shortens the rest to the usual length.
 
     Usual is the running average of the accepted updates' median length, one number. It at most doubles what it was,
-    so that liars cannot raise it quickly; in the first round it is the median. Where all are too long, the world has
-    changed, and nobody is rejected. The score is the length before.
+    so that liars cannot raise it quickly; in the first round it is the median. Where updates become longer all at once,
+    as honest ones do when a model leaves a plateau, `longest` is counted from the shorter part (`crowd`) of the round
+    instead: they are shortened, not rejected. The score is the length before.
     """
 
     longest: float = 2.0  # usual lengths
     decay: float = 0.95  # how much of the usual length is the past's
+    crowd: float = 0.4  # liars among the longest 1 − crowd of a round cannot get themselves accepted
 
     def __post_init__(self) -> None:
         if not 1 <= self.longest < math.inf:
             raise ValueError(f"Pace.longest must be at least 1 and finite, got {self.longest}")
+        if not 0 <= self.crowd < 1:
+            raise ValueError(f"Pace.crowd must be in [0, 1), got {self.crowd}")
         check_decay(self)
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         norms = row_norms(cohort.trainable())
         usual = state or float(median_of(norms))  # a past without any movement tells nothing
-        accepted = norms <= self.longest * usual
-        if not bool(accepted.any()):
-            accepted = torch.ones_like(accepted)
+        crowd = float(norms.quantile(self.crowd, interpolation="lower"))
+        accepted = norms <= self.longest * max(usual, crowd)
         factors = torch.where(norms > usual, usual / norms, 1.0)
         now = min(float(median_of(norms[accepted])), 2 * usual)
         return Judgment(norms, accepted, rescaled(cohort.updates, factors)), running(state or None, now, self.decay)
