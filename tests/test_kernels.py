@@ -189,8 +189,8 @@ def test_threads_change_no_bit(n: int, dtype: torch.dtype, monkeypatch: pytest.M
 
 def test_memory_of_blocks_is_kept_from_one_size_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call leaves behind may be too small for the next, or come from inference mode: neither may matter."""
-    rows = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-    expected = rows.double().norm(dim=1)
+    rows = torch.randn(3, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = rows.norm(dim=1)
     for size in (30, 3000, 30):
         monkeypatch.setattr(blocks, "BLOCK", size)
         for inferring in (True, False):
@@ -328,3 +328,22 @@ def test_rejected_rows_do_not_count_in_the_mean() -> None:
     verdict, _ = (defense := Defense((Krum(0.2, keep=None),), Mean()))(cohort_of(rows), defense.init())
     assert verdict.weights.tolist() == [1, 1, 1, 1, 0]
     assert verdict.update.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("columns", [0, 1, 255, 256, 257, 5_000])
+@pytest.mark.parametrize("size", [1e-30, 1e-15, 1.0, 1e15, 1e30])
+@pytest.mark.parametrize("around", [False, True])
+def test_lengths_of_float32_rows_of_any_size(columns: int, size: float, around: bool) -> None:
+    rng = torch.Generator().manual_seed(columns)
+    rows = size * torch.randn(4, columns, generator=rng)
+    rows[1:3] = size * torch.tensor([[0.1], [0.0]])  # all roundings go one way; no length at all
+    center = rows[0] * (1 + 1e-3 * torch.randn(columns, generator=rng)) if around else None  # row 0 nearly cancels
+    expected = rows.double() if center is None else rows.double() - center.double()
+    torch.testing.assert_close(ops.row_norms(rows, center), expected.norm(dim=1), rtol=2e-7, atol=0)
+
+
+def test_lengths_where_one_row_alone_is_beyond_float32s_squares() -> None:
+    rows = torch.ones(3, 300)
+    rows[1] *= 1e30
+    rows[2] *= 1e-30
+    torch.testing.assert_close(ops.row_norms(rows), rows.double().norm(dim=1), rtol=2e-7, atol=0)

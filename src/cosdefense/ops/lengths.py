@@ -10,10 +10,18 @@ from .blocks import blocks, groups, stretches, wide_blocks
 from .products import products_of
 from .threads import in_threads
 
+PIECE = 256  # numbers whose squares float32 adds as well as float64 would, to a float32's last digit
+SPAN = 1 << 20  # numbers at a time, less a center: shorter blocks cost torch's threads more than they save
+SHORTEST = 1e-12  # of a length whose squares float32 can hold
+
 
 def row_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None) -> Float[Tensor, " n"]:
     """Euclidean length of every row (less `center`), in float64."""
     rows = rows.detach()
+    if rows.device.type == "cpu" and rows.dtype == torch.float32 and (center is None or center.dtype == rows.dtype):
+        narrow = _narrow_norms(rows, center)
+        if bool((narrow.isfinite() & (narrow > SHORTEST)).all()):
+            return narrow
 
     def lengths(some: slice) -> Tensor:
         scale = _scale(rows[some], center)
@@ -23,6 +31,25 @@ def row_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = N
         return total.sqrt_() if scale is None else total.sqrt_() * scale[:, 0]
 
     return torch.cat(list(in_threads(lengths, groups(rows))))
+
+
+def _narrow_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None) -> Float[Tensor, " n"]:
+    """Lengths of float32 rows by squares in float32, a piece at a time: wrong where these over- or underflow."""
+    if center is None:
+        return _squares(rows).sqrt_()
+    step = max(PIECE, SPAN // max(1, len(rows)) // PIECE * PIECE)
+    memory = torch.empty(len(rows) * min(step, rows.shape[1]))
+    total = torch.zeros(len(rows), dtype=torch.float64)
+    for block, middle in zip(torch.split(rows, step, dim=1), torch.split(center.detach(), step), strict=True):
+        total += _squares(torch.sub(block, middle, out=memory[: block.numel()].view_as(block)))
+    return total.sqrt_()
+
+
+def _squares(rows: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+    whole = rows.shape[1] // PIECE * PIECE
+    pieces = torch.linalg.vector_norm(torch.unflatten(rows[:, :whole], 1, (whole // PIECE, PIECE)), dim=2).double()
+    rest: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
+    return rest.square_().add_(pieces.square_().sum(dim=1))
 
 
 def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
