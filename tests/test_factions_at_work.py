@@ -32,7 +32,7 @@ def test_what_breaks_cosdefense_leaves_it_standing(attack: Attack) -> None:
 
 def test_short_lies_gain_nothing_when_honest_updates_grow() -> None:
     """Here they do after thirty rounds: rejecting the honest for it left the model to the liars, at 21 %."""
-    assert outcome(InnerProduct(epsilon=1.0), "factions") > outcome(InnerProduct(epsilon=1.0), "fedavg") + 0.1
+    assert outcome(InnerProduct(epsilon=1.0), "factions") > outcome(InnerProduct(epsilon=1.0), "fedavg") + 0.05
 
 
 def test_in_peace_it_costs_little() -> None:

@@ -127,6 +127,6 @@ def cosdefense(layer: str | None = None, threshold: Threshold = "mean", k: float
     return Defense((CosDefense(layer, threshold, k),), Mean())
 
 
-def factions(enmity: float = 0.3, longest: float = 2.0, stride: float = 1.2) -> Defense:
+def factions(enmity: float = 0.25, longest: float = 2.0, stride: float = 1.2) -> Defense:
     """Clip to the usual length, count echoes once, reject the weaker of two quarreling camps, then a steady mean."""
     return Defense((Pace(longest), Voices(), Factions(enmity)), SteadyMean(stride))

@@ -26,7 +26,7 @@ class Factions(Filter):
     camp that is believed, or with everybody.
     """
 
-    enmity: float = 0.3  # honest camps seldom reach it; colluders that turn the mean around are well beyond
+    enmity: float = 0.25  # honest camps seldom reach it; colluders that turn the mean around are well beyond
 
     def __post_init__(self) -> None:
         if not 0 <= self.enmity < 1:
