@@ -23,7 +23,7 @@ from peers import byzfl_rules, flower_rules, picked_by_new_krum
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from cosdefense import Aggregator, Cohort, Defense, Layout
+from cosdefense import Aggregator, Cohort, Defense, Layout, recipe
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, TrimmedMean
 from cosdefense.filters import CosDefense, Krum
 from cosdefense.ops import squared_distances
@@ -74,6 +74,7 @@ def defenses(rows: Tensor) -> dict[str, Defense]:
         "Geometric median": alone(GeometricMedian()),
         "Centered clipping": alone(CenteredClipping(radius=radius(rows))),
         "Bulyan": alone(Bulyan(BULYAN_SHARE)),
+        "Factions": recipe("factions"),  # nobody's but ours: only as n and d grow
     }
 
 
@@ -177,16 +178,20 @@ def shares(sizes: tuple[tuple[int, int], ...]) -> Table:
     return Table("Seconds on one thread, and those of the four longest calls.", ("n", "d", "rule", "s", "of it"), lines)
 
 
-def growth(sizes: tuple[tuple[int, int], ...]) -> Table:
-    """Milliseconds of every rule as n or d grows."""
-    names = [name for name in GOALS if name != "Bulyan"]
-    lines = []
+def growth(sizes: tuple[tuple[int, int], ...]) -> tuple[Table, Table]:
+    """Milliseconds and memory of every rule as n or d grows."""
+    milliseconds, memory = list[list[str]](), list[list[str]]()
     for n, d in sizes:
         rows = drawn(n, d)
-        cohort, rules = cohort_of(rows), defenses(rows)
-        times = timed({name: ours(rules[name], cohort) for name in names}, 3, patience=5.0)
-        lines.append([f"{n:,}", f"{d:,}", *(f"{1e3 * times[name].median:.3g}" for name in names)])
-    return Table("Milliseconds as n and d grow.", ("n", "d", *names), lines)
+        cohort, size = cohort_of(rows), rows.numel() * rows.element_size()
+        cases = {name: ours(rule, cohort) for name, rule in defenses(rows).items() if name != "Bulyan"}
+        times = timed(cases, 3, patience=5.0)
+        milliseconds.append([f"{n:,}", f"{d:,}", *(f"{1e3 * times[name].median:.3g}" for name in cases)])
+        memory.append([f"{n:,}", f"{d:,}", *(f"{peak_memory(case) / size:.0%}" for case in cases.values())])
+    header = ("n", "d", *cases)
+    return Table("Milliseconds as n and d grow.", header, milliseconds), Table(
+        "Memory as a share of the input.", header, memory
+    )
 
 
 def picks(tries: int) -> Table:
@@ -241,14 +246,14 @@ def main(given: argparse.Namespace) -> None:
         tables.append(Table(f"n = {n}, d = {d:,}; memory as a share of the input.", header, lines))
         results[f"{n}x{d}"] = found
     smaller = 10 if given.quick else 1
-    sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000),
+    sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000), (1000, 100_000),
              (100, 50_000), (100, 100_000), (100, 400_000))  # fmt: skip
     tables += [
-        shares(QUICK if given.quick else SIZES), growth(tuple((n, d // smaller) for n, d in sizes)),
+        shares(QUICK if given.quick else SIZES), *growth(tuple((n, d // smaller) for n, d in sizes)),
         picks(5 if given.quick else 20), narrow_products(),
     ]  # fmt: skip
     about = machine("numpy", "byzfl", "flwr") | {"seconds in all": f"{time.perf_counter() - began:.0f}"}
-    results |= {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables[-4:]}
+    results |= {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables[2:]}
     report(given, about, tables, results)
 
 

@@ -27,8 +27,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def threads() -> Iterator[int]:
-    """More than one thread for a while."""
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """More than one thread for a while, however quick the work is."""
+    monkeypatch.setattr("cosdefense.side_by_side.QUICK", 0.0)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     yield 4
@@ -132,8 +133,34 @@ def test_an_end_before_the_end(problem: BaseException, threads: int) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
+def test_quick_work_needs_no_threads_the_next_time(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosdefense.side_by_side.QUICK", 0.05)
+    task, here = task_of(), threading.current_thread()
+    pause = 0.0
+
+    def work(own: Task, i: int) -> tuple[bool, int]:
+        time.sleep(pause)
+        return threading.current_thread() is here, torch.get_num_threads()
+
+    def other(own: Task, i: int) -> bool:
+        return threading.current_thread() is here
+
+    assert set(side_by_side(task, work, 2 * threads, CPU)) == {(False, 1)}  # nobody knows yet
+    assert set(side_by_side(task, work, 2 * threads, CPU)) == {(True, 1)}  # and each as many threads as before
+    assert torch.get_num_threads() == threads
+    assert not any(side_by_side(task, other, threads, CPU))  # of other work,
+    assert not any(found for found, _ in side_by_side(task_of(), work, threads, CPU))  # or a larger model, nobody knows
+    pause = 0.06
+    assert {here for here, _ in side_by_side(task, work, 2, CPU)} == {True}
+    assert {here for here, _ in side_by_side(task, work, 2, CPU)} == {False}  # no longer quick
+
+
 @pytest.mark.parametrize("hooks", [(), (AdversarialTraining(0.1, steps=2),)], ids=["plain", "adversarial"])
-def test_clients_find_the_same_bits_round_after_round(hooks: tuple[ClientHook, ...], threads: int) -> None:
+@pytest.mark.parametrize("quick", [0.0, float("inf")], ids=["in threads", "then here"])
+def test_clients_find_the_same_bits_round_after_round(
+    hooks: tuple[ClientHook, ...], quick: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosdefense.side_by_side.QUICK", quick)
     task, trainer = task_of(), LocalSGD(0.1, momentum=0.5, weight_decay=0.01, hooks=hooks)
     (images, labels), start = clients(), task.initial()
     for _ in range(4):

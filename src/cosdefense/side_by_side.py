@@ -6,10 +6,12 @@ that each do a whole piece of work never wait. torch lets go of the interpreter 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -17,26 +19,50 @@ from .task import Task
 
 MOST = 8  # pieces at a time: each takes memory for a whole step; more threads than that share a piece
 
+QUICK = 0.005  # seconds: shorter pieces become slower in threads, which wait for each other's turn at the interpreter
+
+_lasted = WeakKeyDictionary[Task, dict[str, float]]()  # seconds of one piece the last time, by kind of work
+
 Result = TypeVar("Result")
 
 
 def side_by_side(task: Task, work: Callable[[Task, int], Result], n: int, device: torch.device) -> list[Result]:
     """`work` of every number below `n`, in that order; each thread has a task of its own. A GPU needs no threads.
 
-    Work that draws from torch's global stream must be done in turn, or the numbers would depend on who comes first:
-    once that is seen, nothing more is begun, the stream is put back, and everything is done again.
+    Nor does work whose pieces were quick the last time: that is done here, on as many of torch's threads as one of ours
+    would have, so that it decides no bit who does it.
     """
-    n_threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    n_threads = torch.get_num_threads()
     n_workers = min(n_threads, n, MOST)
     if n_workers <= 1 or device.type != "cpu":
         return [work(task, i) for i in range(n)]
+    lasted, start = _lasted.setdefault(task, {}), time.perf_counter()
+    quick = lasted.get(work.__qualname__, QUICK) < QUICK
+    try:
+        torch.set_num_threads(n_threads // n_workers)
+        found = [work(task, i) for i in range(n)] if quick else _in_threads(task, work, n, n_workers)
+    finally:
+        torch.set_num_threads(n_threads)  # also what later threads start with
+    if found is None:
+        return [work(task, i) for i in range(n)]
+    lasted[work.__qualname__] = (time.perf_counter() - start) * (1 if quick else n_workers) / n
+    return found
+
+
+def _in_threads(task: Task, work: Callable[[Task, int], Result], n: int, n_workers: int) -> list[Result] | None:
+    """Each with as many of torch's threads as this one has. None if it must be done in turn.
+
+    That is so for work that draws from torch's global stream: the numbers would depend on who comes first. Once it is
+    seen, nothing more is begun, and the stream is put back.
+    """
+    n_threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     stream, left, found = torch.get_rng_state(), iter(range(n)), dict[int, Result]()
 
     def drawn() -> bool:
         return not torch.equal(stream, torch.get_rng_state())
 
     def worker() -> None:
-        torch.set_num_threads(n_threads // n_workers)
+        torch.set_num_threads(n_threads)
         with torch.set_grad_enabled(grad), _emptied(left):  # every thread has its own idea of gradients
             own = task.twin()
             for i in left:
@@ -44,16 +70,13 @@ def side_by_side(task: Task, work: Callable[[Task, int], Result], n: int, device
                     break
                 found[i] = work(own, i)
 
-    try:
-        with ThreadPoolExecutor(n_workers) as pool, _emptied(left):
-            for future in [pool.submit(worker) for _ in range(n_workers)]:
-                future.result()
-    finally:
-        torch.set_num_threads(n_threads)  # the caller's own did not change, but what later threads start with did
-    if not drawn():
-        return [found[i] for i in range(n)]
-    torch.set_rng_state(stream)
-    return [work(task, i) for i in range(n)]
+    with ThreadPoolExecutor(n_workers) as pool, _emptied(left):
+        for future in [pool.submit(worker) for _ in range(n_workers)]:
+            future.result()
+    if drawn():
+        torch.set_rng_state(stream)
+        return None
+    return [found[i] for i in range(n)]
 
 
 @contextmanager

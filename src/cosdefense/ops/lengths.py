@@ -54,8 +54,9 @@ def _squares(rows: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
 
 def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """Cosine between every row and `reference`; 0 where either is zero."""
-    cosines = (_unit(rows) * _unit(reference[None])).sum(dim=1)
-    return cosines.clamp(-1, 1).to(rows.dtype)
+    rows, unit = rows.detach(), _unit(reference.detach()[None])
+    found = in_threads(lambda some: _unit(rows[some]).mul_(unit).sum(dim=1), groups(rows))
+    return torch.cat(list(found)).clamp(-1, 1).to(rows.dtype)
 
 
 def cosines(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
@@ -106,8 +107,7 @@ def _scale(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None
 
 def _unit(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """Every row scaled to length one (a zero row stays zero), in float64."""
-    wide = rows.double()
-    scale = wide.abs().amax(dim=1, keepdim=True)  # first, so that no square over- or underflows
-    wide = wide / torch.where(scale > 0, scale, 1)
+    scale = rows.abs().amax(dim=1, keepdim=True).double()  # first, so that no square over- or underflows
+    wide = rows / torch.where(scale > 0, scale, 1)
     length = wide.square().sum(dim=1, keepdim=True).sqrt()
-    return wide / torch.where(length > 0, length, 1)
+    return wide.div_(torch.where(length > 0, length, 1))
