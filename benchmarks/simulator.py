@@ -40,7 +40,7 @@ from cosdefense.client import LocalSGD
 from cosdefense.convolution import convolve
 from cosdefense.evaluation import evaluate
 from cosdefense.models import paper_cnn
-from cosdefense.preparation import choose_device
+from cosdefense.preparation import KEPT, KEPT_PIECE, choose_device
 from cosdefense.simulation import World, simulate
 from cosdefense.task import Task
 
@@ -182,8 +182,11 @@ def flower_rounds(world: World, rounds: int) -> Timing | None:
 def flower_apart(repeats: int) -> Timing | None:
     """The same in a process of its own: where Ray does not start in its time, Flower waits for it forever."""
     command = [sys.executable, __file__, "--only-flower", "--repeats", str(repeats)]
+    kept = {"MALLOC_TRIM_THRESHOLD_": str(KEPT), "MALLOC_MMAP_THRESHOLD_": str(KEPT_PIECE)}  # as the others have it
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FLOWER_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=FLOWER_SECONDS, check=True, env={**os.environ, **kept}
+        )
         seconds = json.loads(done.stdout.splitlines()[-1])
         return Timing(tuple(seconds)) if seconds else None
     except (subprocess.SubprocessError, ValueError, IndexError) as problem:

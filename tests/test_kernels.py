@@ -18,7 +18,7 @@ from cosdefense import Cohort, Defense, Layout, ops
 from cosdefense.aggregators import Bulyan, Mean
 from cosdefense.aggregators.bulyan import chosen_by_krum
 from cosdefense.filters import Krum
-from cosdefense.ops import blocks, distances, ordering
+from cosdefense.ops import blocks, distances, lengths, ordering
 from cosdefense.ops.networks import comparators
 
 # Ties, nearly equal values, outliers: what sorting and cancelling get wrong.
@@ -330,20 +330,53 @@ def test_rejected_rows_do_not_count_in_the_mean() -> None:
     assert verdict.update.tolist() == [3.0]
 
 
-@pytest.mark.parametrize("columns", [0, 1, 255, 256, 257, 5_000])
-@pytest.mark.parametrize("size", [1e-30, 1e-15, 1.0, 1e15, 1e30])
+@pytest.fixture
+def wide_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows were measured in float64, call by call."""
+    counted, measure = list[int](), lengths._wide_norms
+
+    def counting(rows: torch.Tensor, center: torch.Tensor | None) -> torch.Tensor:
+        counted.append(len(rows))
+        return measure(rows, center)
+
+    monkeypatch.setattr(lengths, "_wide_norms", counting)
+    return counted
+
+
+@pytest.mark.parametrize("columns", [1, 255, 256, 257, 5_000])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e12])
 @pytest.mark.parametrize("around", [False, True])
-def test_lengths_of_float32_rows_of_any_size(columns: int, size: float, around: bool) -> None:
+def test_lengths_of_float32_rows(columns: int, size: float, around: bool, wide_rows: list[int]) -> None:
     rng = torch.Generator().manual_seed(columns)
-    rows = size * torch.randn(4, columns, generator=rng)
-    rows[1:3] = size * torch.tensor([[0.1], [0.0]])  # all roundings go one way; no length at all
+    constants = torch.linspace(0.5, 2, 200)[:, None].expand(-1, columns)  # all roundings go one way
+    rows = size * torch.cat([constants, torch.randn(4, columns, generator=rng)])
     center = rows[0] * (1 + 1e-3 * torch.randn(columns, generator=rng)) if around else None  # row 0 nearly cancels
     expected = rows.double() if center is None else rows.double() - center.double()
-    torch.testing.assert_close(ops.row_norms(rows, center), expected.norm(dim=1), rtol=2e-7, atol=0)
+    torch.testing.assert_close(ops.row_norms(rows, center), expected.norm(dim=1), rtol=5e-7, atol=0)
+    assert not wide_rows
 
 
-def test_lengths_where_one_row_alone_is_beyond_float32s_squares() -> None:
-    rows = torch.ones(3, 300)
-    rows[1] *= 1e30
-    rows[2] *= 1e-30
-    torch.testing.assert_close(ops.row_norms(rows), rows.double().norm(dim=1), rtol=2e-7, atol=0)
+def test_lengths_beyond_float32s_squares_are_measured_in_float64(wide_rows: list[int]) -> None:
+    rows = torch.rand(5, 300, generator=torch.Generator().manual_seed(0))
+    alone = ops.row_norms(rows)
+    for i, size in ((1, 1e30), (2, 1e-30), (3, 0.0)):
+        rows[i] *= size
+    torch.testing.assert_close(ops.row_norms(rows), rows.double().norm(dim=1), rtol=5e-7, atol=0)
+    assert wide_rows == [1, 1, 1]
+    assert ops.row_norms(rows)[[0, 4]].tolist() == alone[[0, 4]].tolist()  # the others' lengths stay as they were
+
+
+def test_lengths_of_rows_across_memory_and_without_any_columns(wide_rows: list[int]) -> None:
+    for rows in (torch.rand(5000, 3).T, torch.linspace(0.5, 2, 3)[:, None].expand(-1, 5000), torch.zeros(3, 0)):
+        torch.testing.assert_close(ops.row_norms(rows), rows.double().norm(dim=1), rtol=1e-12, atol=0)
+    assert sum(wide_rows) == 9
+
+
+def test_lengths_whatever_the_process_computes_in() -> None:
+    rows, center = torch.rand(3, 700), torch.rand(700)
+    expected = ops.row_norms(rows, center)
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert torch.equal(ops.row_norms(rows, center), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from cosdefense.attacks import Backdoor
 from cosdefense.client import LocalSGD, channels_last, train_clients
 from cosdefense.evaluation import CHUNK, evaluate
 from cosdefense.hooks import FLWBC, AdversarialTraining
-from cosdefense.side_by_side import MOST, side_by_side
+from cosdefense.side_by_side import MOST, _lasted, side_by_side
 from cosdefense.task import Task
 
 CPU = torch.device("cpu")
@@ -134,12 +135,10 @@ def test_an_end_before_the_end(problem: BaseException, threads: int) -> None:
 
 
 def test_quick_work_needs_no_threads_the_next_time(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cosdefense.side_by_side.QUICK", 0.05)
+    monkeypatch.setattr("cosdefense.side_by_side.QUICK", math.inf)
     task, here = task_of(), threading.current_thread()
-    pause = 0.0
 
     def work(own: Task, i: int) -> tuple[bool, int]:
-        time.sleep(pause)
         return threading.current_thread() is here, torch.get_num_threads()
 
     def other(own: Task, i: int) -> bool:
@@ -150,13 +149,28 @@ def test_quick_work_needs_no_threads_the_next_time(threads: int, monkeypatch: py
     assert torch.get_num_threads() == threads
     assert not any(side_by_side(task, other, threads, CPU))  # of other work,
     assert not any(found for found, _ in side_by_side(task_of(), work, threads, CPU))  # or a larger model, nobody knows
-    pause = 0.06
-    assert {here for here, _ in side_by_side(task, work, 2, CPU)} == {True}
-    assert {here for here, _ in side_by_side(task, work, 2, CPU)} == {False}  # no longer quick
+    monkeypatch.setattr("cosdefense.side_by_side.QUICK", 0.0)
+    assert {found for found, _ in side_by_side(task, work, 2, CPU)} == {False}  # no longer quick
+
+
+@pytest.mark.parametrize("pieces", [8, 64])
+def test_waiting_for_the_interpreter_is_not_counted(pieces: int, threads: int) -> None:
+    """Pieces that only Python works on take as long as all of them, side by side: each must not seem as long."""
+
+    def work(own: Task, i: int) -> int:
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        return i
+
+    task = task_of()
+    assert side_by_side(task, work, pieces, CPU) == list(range(pieces))
+    (seconds,) = _lasted[task].values()
+    assert 0.002 <= seconds < 0.004
 
 
 @pytest.mark.parametrize("hooks", [(), (AdversarialTraining(0.1, steps=2),)], ids=["plain", "adversarial"])
-@pytest.mark.parametrize("quick", [0.0, float("inf")], ids=["in threads", "then here"])
+@pytest.mark.parametrize("quick", [0.0, math.inf], ids=["in threads", "then here"])
 def test_clients_find_the_same_bits_round_after_round(
     hooks: tuple[ClientHook, ...], quick: float, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,16 +199,24 @@ class SeldomNoisy(ClientHook):
     [((nn.Dropout(0.5),), ClientHook()), ((), FLWBC()), ((), SeldomNoisy())],
     ids=["dropout", "fl-wbc", "the last one"],
 )
-def test_who_draws_waits_for_its_turn(layers: tuple[nn.Module, ...], hook: ClientHook, threads: int) -> None:
+@pytest.mark.parametrize("quick", [0.0, math.inf], ids=["in threads", "then here"])
+def test_who_draws_waits_for_its_turn(
+    layers: tuple[nn.Module, ...], hook: ClientHook, quick: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosdefense.side_by_side.QUICK", quick)
     task, trainer, (images, labels) = task_of(*layers), LocalSGD(0.1, hooks=(hook,)), clients()
+    train_clients(task, LocalSGD(0.1), task.initial(), images, labels)  # the same kind of work, that does not draw
     images[-1, 0, 0, 0, 0, 0] = 3
     torch.manual_seed(7)
     expected, after = in_turn(task, trainer, task.initial(), images, labels), torch.get_rng_state()
+    seen = []
     for _ in range(2):
         torch.manual_seed(7)
         found = train_clients(task, trainer, task.initial(), images, labels)
         assert torch.allclose(found, expected, atol=1e-6)  # in turn, but by several threads
         assert torch.equal(torch.get_rng_state(), after)
+        seen.append(found)
+    assert torch.equal(*seen)
 
 
 def test_an_evaluation_is_the_same_on_any_number_of_threads(threads: int) -> None:

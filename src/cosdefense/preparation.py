@@ -28,7 +28,7 @@ from .task import Task
 from .trusted import ServerData
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-KEPT = 512 << 20  # bytes at the end of the heap that are not given back
+KEPT = 512 << 20  # bytes at the end of a thread's heap that are not given back
 KEPT_PIECE = 32 << 20  # the largest piece that comes from the heap: the most that glibc accepts
 
 
@@ -37,7 +37,10 @@ class NeverReached(UserWarning):
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The device to train on, set up so that the same seed gives the same bits. For processes that are ours."""
+    """The device to train on, set up so that the same seed gives the same bits.
+
+    For processes that are ours: it is the process that is set up, on a CPU how its memory is managed.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

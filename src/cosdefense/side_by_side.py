@@ -36,24 +36,26 @@ def side_by_side(task: Task, work: Callable[[Task, int], Result], n: int, device
     n_workers = min(n_threads, n, MOST)
     if n_workers <= 1 or device.type != "cpu":
         return [work(task, i) for i in range(n)]
-    lasted, start = _lasted.setdefault(task, {}), time.perf_counter()
+    lasted = _lasted.setdefault(task, {})
     quick = lasted.get(work.__qualname__, QUICK) < QUICK
     try:
         torch.set_num_threads(n_threads // n_workers)
-        found = [work(task, i) for i in range(n)] if quick else _in_threads(task, work, n, n_workers)
+        results, seconds = _in_threads(task, work, n, 1 if quick else n_workers)
     finally:
         torch.set_num_threads(n_threads)  # also what later threads start with
-    if found is None:
+    if results is None:
         return [work(task, i) for i in range(n)]
-    lasted[work.__qualname__] = (time.perf_counter() - start) * (1 if quick else n_workers) / n
-    return found
+    lasted[work.__qualname__] = seconds / n
+    return results
 
 
-def _in_threads(task: Task, work: Callable[[Task, int], Result], n: int, n_workers: int) -> list[Result] | None:
-    """Each with as many of torch's threads as this one has. None if it must be done in turn.
+def _in_threads(
+    task: Task, work: Callable[[Task, int], Result], n: int, n_workers: int
+) -> tuple[list[Result] | None, float]:
+    """Each with as many of torch's threads as this one has, and the seconds of all pieces. A single one is this one.
 
-    That is so for work that draws from torch's global stream: the numbers would depend on who comes first. Once it is
-    seen, nothing more is begun, and the stream is put back.
+    None for work that draws from torch's global stream, which must be done in turn: the numbers would depend on who
+    comes first. Once that is seen, nothing more is begun, and the stream is put back.
     """
     n_threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     stream, left, found = torch.get_rng_state(), iter(range(n)), dict[int, Result]()
@@ -61,22 +63,28 @@ def _in_threads(task: Task, work: Callable[[Task, int], Result], n: int, n_worke
     def drawn() -> bool:
         return not torch.equal(stream, torch.get_rng_state())
 
-    def worker() -> None:
+    def does_pieces(own: Task) -> float:
+        start = time.thread_time()  # not counting the time that others have the core, or the interpreter
+        for i in left:
+            if drawn():
+                break
+            found[i] = work(own, i)
+        return time.thread_time() - start
+
+    def worker() -> float:
         torch.set_num_threads(n_threads)
         with torch.set_grad_enabled(grad), _emptied(left):  # every thread has its own idea of gradients
-            own = task.twin()
-            for i in left:
-                if drawn():
-                    break
-                found[i] = work(own, i)
+            return does_pieces(task.twin())
 
-    with ThreadPoolExecutor(n_workers) as pool, _emptied(left):
-        for future in [pool.submit(worker) for _ in range(n_workers)]:
-            future.result()
+    if n_workers == 1:
+        seconds = does_pieces(task)
+    else:
+        with ThreadPoolExecutor(n_workers) as pool, _emptied(left):
+            seconds = sum(future.result() for future in [pool.submit(worker) for _ in range(n_workers)])
     if drawn():
         torch.set_rng_state(stream)
-        return None
-    return [found[i] for i in range(n)]
+        return None, seconds
+    return [found[i] for i in range(n)], seconds
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class Pace(Filter):
 
     longest: float = 2.0  # usual lengths
     decay: float = 0.95  # how much of the usual length is the past's
-    crowd: float = 0.4  # liars among the longest 1 − crowd of a round cannot get themselves accepted
+    crowd: float = 0.4  # after the first round, the longest 1 − crowd of the clients cannot get themselves accepted
 
     def __post_init__(self) -> None:
         if not 1 <= self.longest < math.inf:

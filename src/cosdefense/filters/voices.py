@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..cohort import Cohort
@@ -37,7 +38,7 @@ class Voices(Filter):
         n = len(cohort)
         likeness = cosines(cohort.trainable())
         pairs = likeness[~torch.eye(n, dtype=torch.bool, device=likeness.device)]
-        now = max(0.0, float(pairs.quantile(QUARTILE))) if n > 1 else state
+        now = max(0.0, float(np.quantile(pairs.cpu().numpy(), QUARTILE))) if n > 1 else state  # torch's has a limit
         usual = now if state is None else state
         if usual is None:  # nobody to compare with, neither now nor before
             return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state

@@ -10,19 +10,28 @@ from .blocks import blocks, groups, stretches, wide_blocks
 from .products import products_of
 from .threads import in_threads
 
-PIECE = 256  # numbers whose squares float32 adds as well as float64 would, to a float32's last digit
+PIECE = 256  # numbers whose squares float32 adds to a few units of its last digit
 SPAN = 1 << 20  # numbers at a time, less a center: shorter blocks cost torch's threads more than they save
 SHORTEST = 1e-12  # of a length whose squares float32 can hold
 
 
 def row_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None) -> Float[Tensor, " n"]:
-    """Euclidean length of every row (less `center`), in float64."""
+    """Euclidean length of every row (less `center`), in float64; of float32 rows to nearly all of their digits."""
     rows = rows.detach()
-    if rows.device.type == "cpu" and rows.dtype == torch.float32 and (center is None or center.dtype == rows.dtype):
-        narrow = _narrow_norms(rows, center)
-        if bool((narrow.isfinite() & (narrow > SHORTEST)).all()):
-            return narrow
+    if not _narrow(rows) or not (center is None or center.dtype == rows.dtype):
+        return _wide_norms(rows, center)
+    norms = _narrow_norms(rows, center)
+    for i in (~(norms.isfinite() & (norms > SHORTEST))).nonzero().flatten().tolist():
+        norms[i] = _wide_norms(rows[i : i + 1], center)[0]
+    return norms
 
+
+def _narrow(rows: Float[Tensor, "n k"]) -> bool:
+    """Whether float32 is a good start: elsewhere nothing is gained, and sums across memory are much less exact."""
+    return rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.stride(1) == 1
+
+
+def _wide_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None) -> Float[Tensor, " n"]:
     def lengths(some: slice) -> Tensor:
         scale = _scale(rows[some], center)
         total = torch.zeros(len(rows[some]), dtype=torch.float64, device=rows.device)
@@ -38,8 +47,8 @@ def _narrow_norms(rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None
     if center is None:
         return _squares(rows).sqrt_()
     step = max(PIECE, SPAN // max(1, len(rows)) // PIECE * PIECE)
-    memory = torch.empty(len(rows) * min(step, rows.shape[1]))
-    total = torch.zeros(len(rows), dtype=torch.float64)
+    memory = rows.new_empty(len(rows) * min(step, rows.shape[1]))
+    total = rows.new_zeros(len(rows), dtype=torch.float64)
     for block, middle in zip(torch.split(rows, step, dim=1), torch.split(center.detach(), step), strict=True):
         total += _squares(torch.sub(block, middle, out=memory[: block.numel()].view_as(block)))
     return total.sqrt_()
