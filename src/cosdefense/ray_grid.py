@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -165,6 +167,8 @@ def _connected(address: str, parts: Path | None) -> Iterator[None]:
         for path in sorted(parts.glob("*.py")) if parts else ():
             shutil.copy(path, staged)
             settings["runtime_env"] = {"working_dir": staged}
+            if address == LOCAL:  # Ray hands it to a shell as it is: a path with a space would start no worker
+                settings["runtime_env"]["py_executable"] = shlex.quote(sys.executable)
         try:
             ray.init(address, **settings)
             signal.signal(signal.SIGTERM, handler)  # Ray has put its own there
