@@ -50,13 +50,15 @@ def clipped_mean(
 
 def _weiszfeld(rows: Float[Tensor, "n k"], steps: int, smoothing: float) -> Float[Tensor, " n"]:
     distances, products = distances_and_products(rows)
+    distances = distances.cpu()  # from here on everything is small, and a GPU would be asked a hundred times
     typical = distances.sort(dim=1).values[:, len(rows) // 2]
     center = int(typical.argmin())
     if bool(typical[products.center] > NEAR_ENOUGH * typical[center]):  # an outlier: relative to it the rest cancels
         products = products_around(rows, center)
-    squares = products.values.diagonal().clone()
+    values = products.values.cpu()
+    squares = values.diagonal().clone()
     countless = squares.isinf()  # so far away that they pull with no force at all
-    values = products.values.masked_fill(countless[:, None] | countless, 0)
+    values = values.masked_fill(countless[:, None] | countless, 0)
     # From the mean of the inner half: from farther away, outliers would cost many steps. Those in the midst may be
     # two, each as far from the other; then both have a say.
     near = (distances[typical == typical[center]] <= typical[center]).double().sum(dim=0).masked_fill(countless, 0)
@@ -70,4 +72,4 @@ def _weiszfeld(rows: Float[Tensor, "n k"], steps: int, smoothing: float) -> Floa
         previous, weights = weights, pull / pull.sum()
         if bool((weights - previous).abs().max() < 1e-12):
             break
-    return weights
+    return weights.to(rows.device)
