@@ -21,11 +21,10 @@ from ..ops import median_of, rescaled, row_norms
 class Pace(Filter):
     """Rejects updates more than `longest` times as long as usual and shortens the rest to the usual length.
 
-    Usual is the running average of the rounds' median lengths, one number. It at most doubles what it was, so that
-    liars cannot raise it quickly; in the first round it is the median. Rejected updates count in it: those of honest
-    clients, or short lies would become usual. Where updates become longer all at once, as honest ones do when a model
-    leaves a plateau, `longest` is counted from the shorter part (`crowd`) of the round instead: they are shortened, not
-    rejected. The score is the length before.
+    Usual is the running average of the accepted updates' median length, one number. It at most doubles what it was,
+    so that liars cannot raise it quickly; in the first round it is the median. Where updates become longer all at once,
+    as honest ones do when a model leaves a plateau, `longest` is counted from the shorter part (`crowd`) of the round
+    instead: they are shortened, not rejected. The score is the length before.
     """
 
     longest: float = 2.0  # usual lengths
@@ -45,5 +44,5 @@ class Pace(Filter):
         crowd = float(norms.quantile(self.crowd, interpolation="lower"))
         accepted = norms <= self.longest * max(usual, crowd)
         factors = torch.where(norms > usual, usual / norms, 1.0)
-        now = min(float(median_of(norms)), 2 * usual)
+        now = min(float(median_of(norms[accepted])), 2 * usual)
         return Judgment(norms, accepted, rescaled(cohort.updates, factors)), running(state or None, now, self.decay)
