@@ -14,6 +14,7 @@ from cosdefense.attacks import (
     ALIE,
     Adaptive,
     Backdoor,
+    Camouflage,
     ExplicitBoosting,
     InnerProduct,
     KrumPoisoning,
@@ -85,6 +86,7 @@ ATTACK_CASES = [
     MinMax("std"),
     MinSum("sign", "partial", "min"),
     MinSum("std"),
+    Camouflage(1.0, "partial"),
     Mimic("partial", warm_up=1),
     Adaptive(RECIPES["cosdefense"](), trials=20),  # every direction in every camouflage
     Adaptive(RECIPES["multi-krum"](), "partial", trials=7),

@@ -31,9 +31,9 @@ PUBLIC = {
     },
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {
-        "ALIE", "Adaptive", "Attack", "Backdoor", "Effort", "ExplicitBoosting", "InnerProduct", "KrumPoisoning",
-        "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "OrthogonalInnerProduct", "SignFlip",
-        "TrimmedMeanPoisoning",
+        "ALIE", "Adaptive", "Attack", "Backdoor", "Camouflage", "Effort", "ExplicitBoosting", "InnerProduct",
+        "KrumPoisoning", "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "OrthogonalInnerProduct",
+        "SignFlip", "TrimmedMeanPoisoning",
     },
     "cosdefense.flower": {"Defended", "Reason", "red_team"},
 }  # fmt: skip

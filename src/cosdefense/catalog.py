@@ -50,6 +50,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "adaptive": attacks.Adaptive,
     "alie": attacks.ALIE,
     "backdoor": attacks.Backdoor,
+    "camouflage": attacks.Camouflage,
     "explicit-boosting": attacks.ExplicitBoosting,
     "inner-product": attacks.InnerProduct,
     "krum-poisoning": attacks.KrumPoisoning,

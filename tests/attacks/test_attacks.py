@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cosdefense import Attack, Cohort, Layout, recipe
-from cosdefense.attacks import Effort, InnerProduct, LabelFlip, Noise, OrthogonalInnerProduct, SignFlip
+from cosdefense.attacks import Camouflage, Effort, InnerProduct, LabelFlip, Noise, OrthogonalInnerProduct, SignFlip
 from cosdefense.client import LocalSGD, train_clients
 from cosdefense.task import Task
 
@@ -47,6 +47,35 @@ def test_inner_product_turns_the_mean_around() -> None:
     rows, _ = InnerProduct(5.0).forge(cohort, liars, None)
     sent = torch.where(liars[:, None], rows, cohort.updates)
     assert float(sent.mean(dim=0) @ cohort.updates[~liars].mean(dim=0)) < 0
+
+
+def test_camouflage_hides_the_turned_mean_in_what_each_has_found() -> None:
+    """The honest mean is (2, 4), the liars' own (15, 5); where nobody is honest they go by their own."""
+    assert forged(Camouflage(2.0), cohort_of(ROWS)) == [[6.0, 2.0], [16.0, -8.0]]
+    assert forged(Camouflage(1.0, "partial"), cohort_of(ROWS)) == [[-5.0, 5.0], [5.0, -5.0]]
+    everybody = torch.ones(4, dtype=torch.bool)
+    assert forged(Camouflage(2.0), cohort_of(ROWS), everybody) == forged(
+        Camouflage(2.0, "partial"), cohort_of(ROWS), everybody
+    )
+    nobody = ~everybody
+    assert Camouflage(2.0, "partial").forge(cohort_of(ROWS), nobody, None)[0].tolist() == ROWS
+
+
+def test_camouflage_stops_a_plain_mean_with_the_strength_it_says() -> None:
+    """Where liars found what the honest found, (honest + malicious) / malicious leaves nothing of it in the mean."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(7, 30, generator=rng)
+    cohort = cohort_of(torch.cat([rows, rows.mean(dim=0).expand(3, 30)]).tolist())
+    liars = torch.arange(10) > 6
+    sent, _ = Camouflage(10 / 3).forge(cohort, liars, None)
+    left = torch.where(liars[:, None], sent, cohort.updates).mean(dim=0)
+    torch.testing.assert_close(left, torch.zeros(30), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("strength", [0.0, -1.0, float("inf"), float("nan")])
+def test_camouflage_needs_a_strength(strength: float) -> None:
+    with pytest.raises(ValueError, match="strength must be positive and finite"):
+        Camouflage(strength)
 
 
 def test_orthogonal_inner_product_hides_its_last_layer_alone() -> None:

@@ -4,6 +4,7 @@ from .adaptive import Adaptive
 from .alie import ALIE
 from .attack import Attack, Effort
 from .backdoor import Backdoor
+from .camouflage import Camouflage
 from .explicit_boosting import ExplicitBoosting
 from .inner_product import InnerProduct
 from .krum_poisoning import KrumPoisoning
@@ -22,6 +23,7 @@ __all__ = [
     "Adaptive",
     "Attack",
     "Backdoor",
+    "Camouflage",
     "Effort",
     "ExplicitBoosting",
     "InnerProduct",
