@@ -33,8 +33,8 @@ def red_team(attack: Attack, *, from_round: int = 1, head: str | None = None) ->
     honest clients (`TrimmedMeanPoisoning`, `KrumPoisoning`, `ALIE`, `MinMax`, `MinSum`, `Mimic`) see one client, which
     makes them all but harmless. `Adaptive` needs to be given the server's defense, and tries it on a round with that
     one client. An attack that climbs the loss gets the opposite of what was found by descending. How many steps are
-    trained is the app's affair. Batches are out of a mod's reach: attacks that poison data need `RedTeam.poisoned` in the
-    client's own training loop as well.
+    trained is the app's affair. Batches are out of a mod's reach: attacks that poison data need `RedTeam.poisoned` in
+    the client's own training loop as well.
     """
     if from_round < 1:
         raise ValueError(f"from_round must be at least 1, got {from_round}")
