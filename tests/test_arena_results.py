@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import dropwhile, takewhile
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -55,3 +58,47 @@ def test_the_document_repeats_the_tables() -> None:
     lines = [line for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert len(lines) > 10
     assert [line for line in lines if line not in known] == []
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist"])
+def test_what_is_said_of_factions(dataset: str, committed: dict[Path, RunRecord]) -> None:
+    """Three seeds of everything; five points lost at most, two without an attack; none that needs no telling is better
+    under the adaptive attack."""
+    ends = defaultdict(list)
+    for run in committed.values():
+        if run.header["experiment"]["data"]["dataset"] == dataset:
+            ends[run.header["defense"], run.header["attack"]].append(run.summary["tail_accuracy"])  # type: ignore[index]
+    defenses, attacks = ({names[i] for names in ends} for i in (0, 1))
+    assert {len(values) for values in ends.values()} == {3}
+    assert set(ends) == {(defense, attack) for defense in defenses for attack in attacks}
+    clean = fmean(ends["none", "none"])
+    lost = {names: 100 * (clean - fmean(values)) for names, values in ends.items()}
+    assert max(lost["Factions", attack] for attack in attacks - {"adaptive"}) <= 5
+    assert lost["Factions", "none"] <= 2
+    told = {"Krum", "Multi-Krum", "trimmed mean", "FLTrust"}
+    assert min(defenses - told, key=lambda defense: lost[defense, "adaptive"]) == "Factions"
+
+
+IN_THE_README = {  # the words there, the arena's label
+    "inner product manipulation, ε = 5": "inner product ε = 5",
+    "the same, last layer hidden from CosDefense": "hidden inner product",
+    "LMP against Krum": "LMP Krum",
+    "camouflage, made against Factions": "camouflage",
+}
+
+
+def test_the_readme_repeats_the_table_of_mnist() -> None:
+    known = _cells((RESULTS / "tables.md").read_text(encoding="utf-8"), "## MNIST, 30% attackers: accuracy", 1)
+    told = _cells((RESULTS.parents[1] / "README.md").read_text(encoding="utf-8"), "## Beyond the paper", 0)
+    assert len(told) == 50
+    for (attack, defense), figure in told.items():
+        label = IN_THE_README.get(attack, attack)
+        assert known[defense.removesuffix(", told the truth"), label].replace("%", " %") == figure, (attack, defense)
+
+
+def _cells(text: str, heading: str, column: int) -> dict[tuple[str, str], str]:
+    """Of the first table after the heading: (row, column) → figure. The rows' names are in that column."""
+    after = text[text.index(heading) :].splitlines()
+    lines = list(takewhile(lambda line: line[:1] == "|", dropwhile(lambda line: line[:1] != "|", after)))
+    head, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+    return {(row[column], head[i]): row[i] for row in rows for i in range(column + 1, len(head))}

@@ -78,7 +78,7 @@ def moved(state: State, like: State) -> State:
 
 RULES = [
     "cosdefense", "krum", "clipping-median", "trimmed-mean", "fltrust", "bygars", "bygars++", "sageflow", "diversefl",
-    "rffl", "foolsgold", "pca-clustering", "fat",
+    "rffl", "foolsgold", "pca-clustering", "fat", "factions",
 ]  # fmt: skip
 
 
