@@ -1,6 +1,6 @@
 """Camouflage: hide a push against everybody in what each attacker has honestly found.
 
-The project's own, made against `Factions`: the adaptive attack, searching freely, chose this form in most rounds.
+The project's own, made against `Factions`: of what the adaptive attack tries there, the plainest that works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Camouflage(Attack):
     nobody's opposite camp. The more strength, the more of all that is lost.
     """
 
-    strength: float = 2.0  # what harmed Factions most; (honest + malicious) / malicious stops a plain mean
+    strength: float = 2.0  # 2 to 3 harmed Factions most; about (honest + malicious) / malicious stops a plain mean
     knowledge: Knowledge = "full"  # of the honest clients' updates
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from ..ops import row_norms
 from .turning import unit, without
 
 Heading = Literal["back", "sideways", "sign", "spread", "head", "tilted"]
-Camouflage = Literal["mean", "own"]
+Disguise = Literal["mean", "own"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Forgery:
 
     heading: Heading
     magnitude: float  # in lengths of the mean update that the attackers know
-    camouflage: Camouflage = "mean"  # that mean, the same for all; or what each attacker has honestly found itself
+    camouflage: Disguise = "mean"  # that mean, the same for all; or what each attacker has honestly found itself
     share: float = 0.0  # of the camouflage
 
     def neighbors(self, step: float) -> Iterator[Forgery]:
@@ -40,7 +40,7 @@ class Forgery:
 RATIO = 5.0  # between two magnitudes of the grid
 LARGEST = RATIO**2  # a defense that lets this through is broken: longer ones would only end in NaN sooner
 HEADINGS: tuple[Heading, ...] = get_args(Heading)
-WORN: tuple[tuple[Camouflage, float], ...] = (("mean", 0.0), ("mean", 1.0), ("own", 1.0))
+WORN: tuple[tuple[Disguise, float], ...] = (("mean", 0.0), ("mean", 1.0), ("own", 1.0))
 NOTHING = Forgery("back", 0.0, "own", 1.0)
 # The first is inner product manipulation with ε = 5; the nearer the beginning, the longer something is known to work.
 GRID = tuple(

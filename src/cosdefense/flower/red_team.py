@@ -27,14 +27,14 @@ MEMORY = "cosdefense-red-team"  # the records in the node's state that hold the 
 def red_team(attack: Attack, *, from_round: int = 1, head: str | None = None) -> RedTeam:
     """A mod for `ClientApp(mods=[…])`: from that round on, this node sends what the attack makes of its update.
 
-    The honest app trains first. What it found, and the model that it was sent, is all the attacker knows: an
-    attack that wants the honest mean (`InnerProduct`, `Camouflage`) gets the node's own update in its place, one that
-    multiplies by clients / attackers (`ExplicitBoosting`) multiplies by one, and those that look for room between
-    honest clients (`TrimmedMeanPoisoning`, `KrumPoisoning`, `ALIE`, `MinMax`, `MinSum`, `Mimic`) see one client, which
-    makes them all but harmless. `Adaptive` needs to be given the server's defense, and tries it on a round with that
-    one client. An attack that climbs the loss gets the opposite of what was found by descending. How many steps are
-    trained is the app's affair. Batches are out of a mod's reach: attacks that poison data need `RedTeam.poisoned` in
-    the client's own training loop as well.
+    The honest app trains first. What it found, and the model that it was sent, is all the attacker knows: an attack
+    that wants the honest mean (`InnerProduct`; `Camouflage`, which becomes a sign flip) gets the node's own update
+    in its place, one that multiplies by clients / attackers (`ExplicitBoosting`) multiplies by one, and those that
+    look for room between honest clients (`TrimmedMeanPoisoning`, `KrumPoisoning`, `ALIE`, `MinMax`, `MinSum`,
+    `Mimic`) see one client, which makes them all but harmless. `Adaptive` needs to be given the server's defense,
+    and tries it on a round with that one client. An attack that climbs the loss gets the opposite of what was found
+    by descending. How many steps are trained is the app's affair. Batches are out of a mod's reach: attacks that
+    poison data need `RedTeam.poisoned` in the client's own training loop as well.
     """
     if from_round < 1:
         raise ValueError(f"from_round must be at least 1, got {from_round}")
