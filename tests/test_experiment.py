@@ -146,7 +146,7 @@ MISTAKES = [
     ("[schedule]\nattack_start = -3", "schedule: rounds count from 0, got -3"),
     (
         "[[attacks]]\nname = 'ipm'",
-        "attack 'ipm' is unknown: choose from adaptive, alie, backdoor, camouflage, explicit-boosting, inner-product, krum-",
+        "attack 'ipm' is unknown: choose from adaptive, alie, backdoor, camouflage, explicit-boosting, inner-product,",
     ),
     ("[[attacks]]\nepsilon = 1", "attack needs a name"),
     (
