@@ -73,7 +73,7 @@ def test_what_is_said_of_factions(dataset: str, committed: dict[Path, RunRecord]
     assert {pair: len(values) for pair, values in ends.items()} == Counter(names)
     defenses, attacks = ({pair[i] for pair in names} for i in (0, 1))
     clean = fmean(ends["none", "none"])
-    lost = {names: 100 * (clean - fmean(values)) for names, values in ends.items()}
+    lost = {pair: 100 * (clean - fmean(values)) for pair, values in ends.items()}
     assert max(lost["Factions", attack] for attack in attacks - {"adaptive"}) <= 5
     assert lost["Factions", "none"] <= 2
     told = {"Krum", "Multi-Krum", "trimmed mean", "FLTrust"}

@@ -28,7 +28,7 @@ def red_team(attack: Attack, *, from_round: int = 1, head: str | None = None) ->
     """A mod for `ClientApp(mods=[…])`: from that round on, this node sends what the attack makes of its update.
 
     The honest app trains first. What it found, and the model that it was sent, is all the attacker knows: an attack
-    that wants the honest mean (`InnerProduct`; `Camouflage`, which becomes a sign flip) gets the node's own update
+    that wants the honest mean (`InnerProduct`; `Camouflage`, then a sign flip by default) gets the node's own update
     in its place, one that multiplies by clients / attackers (`ExplicitBoosting`) multiplies by one, and those that
     look for room between honest clients (`TrimmedMeanPoisoning`, `KrumPoisoning`, `ALIE`, `MinMax`, `MinSum`,
     `Mimic`) see one client, which makes them all but harmless. `Adaptive` needs to be given the server's defense,
