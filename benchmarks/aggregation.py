@@ -23,7 +23,7 @@ from peers import byzfl_rules, flower_rules, picked_by_new_krum
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from cosdefense import Aggregator, Cohort, Defense, Layout, recipe
+from cosdefense import Aggregator, Cohort, Defense, Layout, get
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, TrimmedMean
 from cosdefense.filters import CosDefense, Krum
 from cosdefense.ops import squared_distances
@@ -74,7 +74,7 @@ def defenses(rows: Tensor) -> dict[str, Defense]:
         "Geometric median": alone(GeometricMedian()),
         "Centered clipping": alone(CenteredClipping(radius=radius(rows))),
         "Bulyan": alone(Bulyan(BULYAN_SHARE)),
-        "Factions": recipe("factions"),  # nobody's but ours: only as n and d grow
+        "Factions": get("factions"),  # nobody's but ours: only as n and d grow
     }
 
 

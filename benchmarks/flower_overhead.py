@@ -28,8 +28,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from cosdefense import Filter
 from cosdefense.filters import CosDefense, Krum
 from cosdefense.flower import Defended
-from cosdefense.flower.checkpoint import Folder, Progress
-from cosdefense.models import resnet18
+from cosdefense.flower.run_folder import Folder, Progress
+from cosdefense.training.models import resnet18
 
 REPEATS = 5
 Model = dict[str, np.ndarray[Any, np.dtype[Any]]]

@@ -23,15 +23,15 @@ from measuring import Table, Timing, machine, options, report, timed
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cosdefense.client import _train_batched, train_clients
+from cosdefense.core import generator
 from cosdefense.data import load as load_data
 from cosdefense.data.datasets import Dataset
-from cosdefense.experiment import Experiment, load
-from cosdefense.preparation import build_model, build_world, choose_device
-from cosdefense.randomness import generator
-from cosdefense.reproduction import files
-from cosdefense.running import federated
-from cosdefense.simulation import World
+from cosdefense.runs.experiment import Experiment, load
+from cosdefense.runs.prepare import build_model, build_world, choose_device
+from cosdefense.runs.single_run import federated
+from cosdefense.simulation.world import World
+from cosdefense.studies.paper.plan import files
+from cosdefense.training.executor import _train_batched, train_clients
 
 GOALS = {"mnist": 6.0, "cifar-10": 45.0}  # seconds for the paper's 1000 rounds
 PRECISIONS = {"TF32": ("training.tf32=true",), "bfloat16": ("training.bfloat16=true",)}

@@ -35,14 +35,15 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from cosdefense import Attack, Cohort, Defense, recipe
-from cosdefense.client import LocalSGD
-from cosdefense.convolution import convolve
-from cosdefense.evaluation import evaluate
-from cosdefense.models import paper_cnn
-from cosdefense.preparation import KEPT, KEPT_PIECE, choose_device
-from cosdefense.simulation import World, simulate
-from cosdefense.task import Task
+from cosdefense import Attack, Cohort, Defense, get
+from cosdefense.runs.prepare import KEPT, KEPT_PIECE, choose_device
+from cosdefense.simulation.evaluation import evaluate
+from cosdefense.simulation.loop import simulate
+from cosdefense.simulation.world import World
+from cosdefense.training.fast_convolution import convolve
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.models import paper_cnn
+from cosdefense.training.task import Task
 
 N, BATCH, LIARS, LR = 10, 128, 3, 0.01
 FLOWER_SECONDS = 120  # to start and to play its rounds
@@ -80,7 +81,7 @@ def ours(world: World, defense: Defense, sampled: int = N, steps: int = 1, memor
 
 def plain(world: World, steps: int = 1) -> Round:
     """As research code is written: a module into which states are loaded, torch.optim.SGD; then the same Krum."""
-    model, judge = network().train(), recipe("krum")
+    model, judge = network().train(), get("krum")
     start, layout = copy.deepcopy(model.state_dict()), world.task.layout
     params = layout.flatten(start)
 
@@ -257,7 +258,7 @@ def gradient_error(world: World) -> tuple[float, float]:
 
 
 def round_table(small: World, repeats: int) -> tuple[Table, dict[str, Any]]:
-    cases: dict[str, Round] = {"cosdefense": ours(small, recipe("krum")), "plain loop": plain(small)}
+    cases: dict[str, Round] = {"cosdefense": ours(small, get("krum")), "plain loop": plain(small)}
     other = byzfl_round(small)
     if other is not None:
         cases["byzfl"] = other
@@ -290,7 +291,7 @@ def other_table(small: World, repeats: int) -> tuple[Table, dict[str, Any]]:
             plain_evaluation(small, n),
             1.5,
         ),
-        "round of 5 local steps": (ours(small, recipe("krum"), steps=5), plain(small, steps=5), None),
+        "round of 5 local steps": (ours(small, get("krum"), steps=5), plain(small, steps=5), None),
     }
     rows, results = [], {}
     for name, (mine, theirs, goal) in pairs.items():
@@ -363,7 +364,7 @@ def many_table(most: int) -> tuple[Table, list[dict[str, Any]]]:
     for n in (n for n in (10, 100, 1000) if n <= most):
         for place, memory in (("memory", 1 << 60), ("file", 0)):
             with anonymous_memory() as peak:
-                one = ours(large, recipe("cosdefense"), sampled=n, memory=memory)()
+                one = ours(large, get("cosdefense"), sampled=n, memory=memory)()
             seconds, matrix = one.seconds, 4 * n * large.task.layout.size
             sizes = (f"{matrix / 1e6:.0f} MB", f"{peak[0] / 1e6:.0f} MB")
             times = (f"{seconds['train']:.3g} s", f"{1000 * seconds['train'] / n:.0f} ms", f"{seconds['defend']:.3g} s")

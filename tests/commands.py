@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
-from cosdefense.cli import main
+from cosdefense.cli.app import main
 
 
 def called(*arguments: str, cwd: Path) -> CompletedProcess[str]:

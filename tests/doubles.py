@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from cosdefense import Cohort, Filter, Layout, TrustedData
-from cosdefense.defense import Part, State
-from cosdefense.memory import pack, unpack
+from cosdefense.core import Part, State, pack, unpack
 
 LAYOUT = Layout((("w", (2,)), ("norm.running_mean", (1,))), "w", 2)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosdefense import Attack, recipe
+from cosdefense import Attack, get
 from cosdefense.attacks import (
     ALIE,
     Adaptive,
@@ -26,11 +26,13 @@ from cosdefense.attacks import (
     TrimmedMeanPoisoning,
 )
 from cosdefense.data import load
-from cosdefense.evaluation import Evaluation, evaluate
 from cosdefense.hooks import AdversarialTraining
-from cosdefense.simulation import Round, Schedule, Snapshot, World, simulate
-from cosdefense.task import Task
-from cosdefense.trusted import ServerData
+from cosdefense.simulation.evaluation import Evaluation, evaluate
+from cosdefense.simulation.loop import Round, Snapshot, simulate
+from cosdefense.simulation.schedule import Schedule
+from cosdefense.simulation.world import World
+from cosdefense.training.server_data import ServerData
+from cosdefense.training.task import Task
 from shapes import sparingly_checked
 from worlds import digits_world
 
@@ -75,7 +77,7 @@ def outcome(
     options: Options | None = None,
 ) -> Outcome:
     """`start` is a model that honest clients have trained for a while."""
-    defense = recipe(name, **options or {})
+    defense = get(name, **options or {})
     simulation = simulate(
         world, attack, defense, rounds=rounds, sampled=sampled, batch=batch, seed=0, local_steps=local_steps,
         schedule=schedule, resume=start and replace(start, defense_state=defense.init()),
@@ -93,7 +95,7 @@ def outcome(
 def trained(world: World, rounds: int, batch: int, sampled: int = 10, local_steps: int = 1) -> Snapshot:
     """Where honest clients and the plain mean have come to."""
     settings = {"rounds": rounds, "sampled": sampled, "batch": batch, "seed": 0, "local_steps": local_steps}
-    *_, last = sparingly_checked(simulate(world, Attack(), recipe("fedavg"), **settings))  # type: ignore[arg-type]
+    *_, last = sparingly_checked(simulate(world, Attack(), get("fedavg"), **settings))  # type: ignore[arg-type]
     return last.after
 
 
@@ -151,7 +153,7 @@ def test_foolsgold_is_defenseless_against_a_single_attacker() -> None:
     world = digits_world(n_clients=20, malicious=0.05)
     fooled = outcome(world, SignFlip(30.0), "foolsgold", rounds=30, batch=32, sampled=20)
     assert fooled.accuracy < 0.2
-    early = next(iter(simulate(world, SignFlip(30.0), recipe("foolsgold"), rounds=1, sampled=20, batch=32, seed=0)))
+    early = next(iter(simulate(world, SignFlip(30.0), get("foolsgold"), rounds=1, sampled=20, batch=32, seed=0)))
     assert float(early.verdict.weights[early.malicious]) > 0
 
 

@@ -12,20 +12,21 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from cosdefense import replay
-from cosdefense.catalog import AGGREGATORS, ATTACKS, FILTERS
-from cosdefense.client import LocalSGD, _train_batched, channels_last, train_clients
+from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS
+from cosdefense.core import State, pack, unpack
 from cosdefense.data import load
-from cosdefense.defense import State
-from cosdefense.experiment import Experiment, from_table
-from cosdefense.experiment import load as load_experiment
-from cosdefense.memory import pack, unpack
-from cosdefense.models import resnet18
-from cosdefense.preparation import build_world, choose_device
-from cosdefense.running import run
-from cosdefense.simulation import Round, Snapshot, World, simulate
-from cosdefense.task import Task
-from cosdefense.testing import LAYOUT, check_aggregator, check_attack, check_filter
+from cosdefense.runs.experiment import Experiment, from_table
+from cosdefense.runs.experiment import load as load_experiment
+from cosdefense.runs.prepare import build_world, choose_device
+from cosdefense.runs.single_run import run
+from cosdefense.simulation.loop import Round, Snapshot, simulate
+from cosdefense.simulation.world import World
+from cosdefense.testing.contract import LAYOUT, check_aggregator, check_attack, check_filter
+from cosdefense.training import cuda_graphs
+from cosdefense.training.executor import _train_batched, channels_last, train_clients
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.models import resnet18
+from cosdefense.training.task import Task
 from policies import drawn_policy, kept
 from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
 
@@ -194,10 +195,10 @@ def test_recordings_go_with_their_task() -> None:
     images, labels = torch.rand(3, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(3, 1, 64, dtype=torch.long).cuda()
     train_clients(task, LocalSGD(), task.initial(), images, labels)
     torch.cuda.synchronize()
-    before = len(replay._recorded)
+    before = len(cuda_graphs._recorded)
     del task
     gc.collect()
-    assert len(replay._recorded) == before - 1
+    assert len(cuda_graphs._recorded) == before - 1
 
 
 def test_dropout_is_drawn_anew_for_every_client_and_the_same_again_from_a_seed() -> None:

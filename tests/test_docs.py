@@ -40,11 +40,11 @@ def test_the_filter_of_the_recipe_works_in_the_package(tmp_path: Path) -> None:
     (copy / "filters" / "largest.py").write_text(block, encoding="utf-8")
     with (copy / "filters" / "__init__.py").open("a") as file:
         file.write("from .largest import Largest\n")
-    catalog = (copy / "catalog.py").read_text(encoding="utf-8")
+    catalog = (copy / "catalog" / "registry.py").read_text(encoding="utf-8")
     catalog = catalog.replace('"clip": filters.Clip,', '"clip": filters.Clip, "largest": filters.Largest,')
-    (copy / "catalog.py").write_text(catalog, encoding="utf-8")
+    (copy / "catalog" / "registry.py").write_text(catalog, encoding="utf-8")
     code = (
-        "from cosdefense.catalog import FILTERS; from cosdefense.testing import check_filter; import cosdefense; "
+        "from cosdefense.catalog.registry import FILTERS; from cosdefense.testing import check_filter; import cosdefense; "
         f"assert cosdefense.__file__.startswith({str(tmp_path)!r}); check_filter(FILTERS['largest']())"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from cosdefense import Attack, recipe
+from cosdefense import Attack, get
 from cosdefense.attacks import Adaptive, InnerProduct, OrthogonalInnerProduct, SignFlip
 from cosdefense.data import load
-from cosdefense.evaluation import evaluate
-from cosdefense.simulation import simulate
+from cosdefense.simulation.evaluation import evaluate
+from cosdefense.simulation.loop import simulate
 from worlds import digits_world
 
 
@@ -18,7 +18,7 @@ from worlds import digits_world
 def outcome(attack: Attack, name: str) -> float:
     """Accuracy after 60 rounds, 30 % of the clients lying from the first one on."""
     world, digits = digits_world(), load("digits")
-    *_, last = simulate(world, attack, recipe(name), rounds=60, sampled=10, batch=16, seed=0)
+    *_, last = simulate(world, attack, get(name), rounds=60, sampled=10, batch=16, seed=0)
     return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10).accuracy
 
 
@@ -44,7 +44,7 @@ def test_small_cohorts_may_hold_a_majority_of_liars() -> None:
     world, digits = digits_world(), load("digits")
     found = {}
     for name in ("fedavg", "factions"):
-        *_, last = simulate(world, InnerProduct(), recipe(name), rounds=120, sampled=4, batch=16, seed=0)
+        *_, last = simulate(world, InnerProduct(), get(name), rounds=120, sampled=4, batch=16, seed=0)
         found[name] = evaluate(
             world.task, last.after.params, digits.test_images, digits.test_labels, Attack(), 10
         ).accuracy

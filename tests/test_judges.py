@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosdefense import Cohort, Layout, recipe
+from cosdefense import Cohort, Layout, get
 from cosdefense.attacks import ALIE
 
 CASES = list(itertools.product((5, 8, 10, 11), (1, 7, 300)))
@@ -24,7 +24,7 @@ CASES = list(itertools.product((5, 8, 10, 11), (1, 7, 300)))
 
 def ours(name: str, rows: np.ndarray, **options: Any) -> np.ndarray:
     d = rows.shape[1]
-    defense = recipe(name, **options)
+    defense = get(name, **options)
     layout = Layout((("w", (d,)),), "w", d)
     cohort = Cohort.of(torch.from_numpy(rows), torch.zeros(d, dtype=torch.float64), layout)
     verdict, _ = defense(cohort, defense.init())

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from cosdefense.client import LocalSGD
 from cosdefense.data import load
 from cosdefense.data.partition import LabelSkew
-from cosdefense.models import small_cnn
-from cosdefense.simulation import World
-from cosdefense.task import Task
-from cosdefense.trusted import ServerData
+from cosdefense.simulation.world import World
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.models import small_cnn
+from cosdefense.training.server_data import ServerData
+from cosdefense.training.task import Task
 
 TINY = """
 name = "tiny"

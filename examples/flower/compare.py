@@ -12,8 +12,8 @@ import torch
 from digits.task import N_CLASSES, Data, network, test, test_set, train, training_set
 from torch import Tensor
 
-from cosdefense import Attack, Cohort, Defense, Layout, recipe
-from cosdefense.catalog import build_attack
+from cosdefense import Attack, Cohort, Defense, Layout, get
+from cosdefense.catalog.registry import build_attack
 
 N_NODES = 10
 ATTACKS = ("none", "inner-product", "sign-flip", "label-flip")
@@ -32,7 +32,7 @@ def main() -> None:
         cells = []
         for defense in DEFENSES:
             attack, seeds = build_attack({"name": name}), range(wanted.seeds)
-            found = [federated(data, attack, recipe(defense), seed, wanted.rounds, wanted.liars) for seed in seeds]
+            found = [federated(data, attack, get(defense), seed, wanted.rounds, wanted.liars) for seed in seeds]
             cells.append(f"{sum(found) / len(found):.1%}")
         sys.stdout.write(f"| {name} | {' | '.join(cells)} |\n")
         sys.stdout.flush()

@@ -16,7 +16,7 @@ from typing import Any
 from certificates import make_certificates, make_node_key
 from loopback import FederationFailed, Loopback
 
-from cosdefense.records import RunRecord, read_run
+from cosdefense.runs.records import RunRecord, read_run
 
 APP = Path(__file__).resolve().parent
 

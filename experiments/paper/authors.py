@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from cosdefense import Cohort, Defense, Judgment
 from cosdefense.aggregators import Mean, Median
-from cosdefense.defense import State
+from cosdefense.core import State
 from cosdefense.filters import Clip, CosDefense
 from cosdefense.filters.krum import nearest_sums
-from cosdefense.models import Shape, resnet18
 from cosdefense.ops import cosine, row_norms, squared_distances
-from cosdefense.simulation import Oracle
+from cosdefense.simulation.oracle import Oracle
+from cosdefense.training.models import Shape, resnet18
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OracleKrum(Oracle):
 
     malicious: tuple[int, ...] = ()  # filled in by the simulator
 
-    def told(self, malicious: Int[Tensor, " liars"]) -> OracleKrum:
+    def with_malicious(self, malicious: Int[Tensor, " liars"]) -> OracleKrum:
         return replace(self, malicious=tuple(malicious.tolist()))
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:

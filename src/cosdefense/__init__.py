@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .attacks import Attack
-    from .catalog import recipe
-    from .cohort import Cohort, MissingTrustedData, TooFewClients, TrustedData
-    from .defense import Aggregator, ClientHook, Defense, Filter, Judgment, Need, Verdict
-    from .layout import Layout
-    from .memory import ClientTable
+    from .catalog import presets
+    from .catalog.registry import get
+    from .core import (
+        Aggregator,
+        ClientHook,
+        ClientTable,
+        Cohort,
+        Defense,
+        Filter,
+        Judgment,
+        Layout,
+        MissingTrustedData,
+        Need,
+        TooFewClients,
+        TrustedData,
+        Verdict,
+    )
 
 __version__ = "0.1.0"
 
@@ -31,30 +43,46 @@ __all__ = [
     "TooFewClients",
     "TrustedData",
     "Verdict",
-    "recipe",
+    "get",
+    "presets",
 ]
 
-# A name is looked up when it is first asked for: `cosdefense --help` passes through here too, and needs no torch.
+# A name is looked up when it is first asked for: `cosdefense --help` imports this module too, and needs no torch.
 if not TYPE_CHECKING:
-    _HOMES = {
+    _MODULES = {
         "attacks": ("Attack",),
-        "catalog": ("recipe",),
-        "cohort": ("Cohort", "MissingTrustedData", "TooFewClients", "TrustedData"),
-        "defense": ("Aggregator", "ClientHook", "Defense", "Filter", "Judgment", "Need", "Verdict"),
-        "layout": ("Layout",),
-        "memory": ("ClientTable",),
-        "aggregators": (),
-        "filters": (),
-        "hooks": (),
+        "catalog.registry": ("get",),
+        "core": (
+            "Aggregator",
+            "ClientHook",
+            "ClientTable",
+            "Cohort",
+            "Defense",
+            "Filter",
+            "Judgment",
+            "Layout",
+            "MissingTrustedData",
+            "Need",
+            "TooFewClients",
+            "TrustedData",
+            "Verdict",
+        ),
+    }
+    _PACKAGES = {
+        "aggregators": "aggregators",
+        "attacks": "attacks",
+        "filters": "filters",
+        "hooks": "hooks",
+        "presets": "catalog.presets",
     }
 
     def __getattr__(name: str) -> object:
-        for home, names in _HOMES.items():
-            if name == home:
-                return import_module(f".{home}", __name__)
+        if name in _PACKAGES:
+            return import_module(f".{_PACKAGES[name]}", __name__)
+        for module, names in _MODULES.items():
             if name in names:
-                found = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-                return found
+                value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+                return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
 """`python -m cosdefense`: the same as `cosdefense`."""
 
-from .cli import main
+from .cli.app import main
 
 main()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosdefense import Cohort, Layout, recipe
+from cosdefense import Cohort, Layout, get
 from cosdefense.aggregators import NoisyMean
 from doubles import cohort_of
 
@@ -64,7 +64,7 @@ def test_flower_is_calibrated_alike(n: int) -> None:
     except ImportError:
         pytest.skip("flwr is not installed, or keeps compute_stdv elsewhere")
     expected = privacy.compute_stdv(1.5, 2.0, n)
-    defense = recipe("central-dp", max_norm=2.0, noise_multiplier=1.5)
+    defense = get("central-dp", max_norm=2.0, noise_multiplier=1.5)
     verdict, _ = defense(silent(n), defense.init())
     assert float(verdict.update.std()) == pytest.approx(expected, rel=0.015)
 
@@ -115,7 +115,7 @@ def test_slow_twin(rows: list[list[float]], counts: list[int], seed: int) -> Non
 
 def test_clipping_comes_first() -> None:
     # (30, 40) is 50 long: clipped to 5, it is (3, 4); the mean with (0, 0) is (1.5, 2), and then comes the noise.
-    defense = recipe("weak-dp", max_norm=5.0, std=0.001)
+    defense = get("weak-dp", max_norm=5.0, std=0.001)
     verdict, _ = defense(cohort_of([[30, 40, 0], [0, 0, 0]]), defense.init())
     assert verdict.update.tolist() == pytest.approx([1.5, 2, 0], abs=0.006)
     assert verdict.update.tolist() != pytest.approx([1.5, 2, 0], abs=1e-6)

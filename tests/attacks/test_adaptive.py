@@ -15,22 +15,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cosdefense import Aggregator, Attack, Cohort, Defense, Filter, Judgment, Layout, recipe
+from cosdefense import Aggregator, Attack, Cohort, Defense, Filter, Judgment, Layout, get
 from cosdefense.aggregators import Mean
 from cosdefense.attacks import Adaptive, InnerProduct
 from cosdefense.attacks.adaptive import _imagined
 from cosdefense.attacks.forgery import GRID, NOTHING, Forgery, Material
-from cosdefense.catalog import RECIPES, build_attack, describe
+from cosdefense.catalog.options import ConfigError
+from cosdefense.catalog.registry import PRESETS, build_attack, describe
+from cosdefense.core import State, pack
 from cosdefense.data import load as load_data
-from cosdefense.defense import State
-from cosdefense.experiment import from_table, to_table, to_toml
-from cosdefense.memory import pack
 from cosdefense.ops import cosines
-from cosdefense.options import ConfigError
-from cosdefense.preparation import rehearse
-from cosdefense.running import run
-from cosdefense.simulation import simulate
-from cosdefense.specimens import LAYOUT, Witness
+from cosdefense.runs.experiment import from_table, to_table, to_toml
+from cosdefense.runs.prepare import dry_run
+from cosdefense.runs.single_run import run
+from cosdefense.simulation.loop import simulate
+from cosdefense.testing.examples import LAYOUT, ExampleTrustedData
 from worlds import digits_world
 
 LIARS = torch.arange(10) >= 7
@@ -45,7 +44,7 @@ def round_of(number: int, *, n: int = 10, drift: float = 1.0) -> Cohort:
     params = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     for where in LAYOUT.variances:
         params[where], updates[:, where] = params[where].abs() + 1, updates[:, where].abs()
-    return Cohort.of(updates, params, LAYOUT, seed=number, trusted_data=Witness(0.1))
+    return Cohort.of(updates, params, LAYOUT, seed=number, trusted_data=ExampleTrustedData(0.1))
 
 
 def damage(defense: Defense, cohort: Cohort, rows: Tensor, memory: State, liars: Tensor = LIARS) -> float:
@@ -69,12 +68,12 @@ def frozen(memory: State) -> tuple[str, list[list[float]]]:
     return json.dumps(structure), [tensor.flatten().tolist() for tensor in tensors.values()]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_defense(name: str) -> None:
-    defense, cohort = recipe(name), round_of(0)
+    defense, cohort = get(name), round_of(0)
     memory = remembered(defense)
     before = frozen(memory)
-    attack, state = Adaptive().told(defense, memory, Adaptive().init())
+    attack, state = Adaptive().with_defense(defense, memory, Adaptive().init())
     forged, _ = attack.forge(cohort, LIARS, state)
     assert bool(forged.isfinite().all())
     assert torch.equal(forged[~LIARS], cohort.updates[~LIARS])
@@ -87,10 +86,10 @@ def test_every_defense(name: str) -> None:
     assert found > 0.1  # and not in vain, anywhere
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_defense_with_partial_knowledge(name: str) -> None:
     """What honest clients send changes nothing: it is not known."""
-    defense, cohort = recipe(name), round_of(0)
+    defense, cohort = get(name), round_of(0)
     others = replace(cohort, updates=torch.where(LIARS[:, None], cohort.updates, 17.0))
     attack = Adaptive(defense, "partial", trials=20)
     forged, state = attack.forge(cohort, LIARS, attack.init())
@@ -115,7 +114,7 @@ def wide_round(number: int) -> Cohort:
 @pytest.mark.parametrize("number", range(4))
 def test_it_finds_the_orthogonal_last_layer(knowledge: str, number: int) -> None:
     """CosDefense sees inner product manipulation, and takes its sideways brother for the most honest of all."""
-    defense, cohort = recipe("cosdefense"), wide_round(number)
+    defense, cohort = get("cosdefense"), wide_round(number)
     plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
     verdict, _ = defense(replace(cohort, updates=torch.where(LIARS[:, None], plain, cohort.updates)), (None, None))
     assert verdict.weights[LIARS].tolist() == [0] * 3
@@ -184,7 +183,7 @@ def test_enough_harm_ends_the_search() -> None:
 
 
 def test_more_trials_never_harm_less() -> None:
-    defense, cohort = recipe("multi-krum"), round_of(0)
+    defense, cohort = get("multi-krum"), round_of(0)
     found = [
         damage(defense, cohort, Adaptive(defense, trials=trials).forge(cohort, LIARS, None)[0], defense.init())
         for trials in (2, 20, 73, 150, 300)
@@ -196,14 +195,14 @@ def test_more_trials_never_harm_less() -> None:
 def test_no_longer_than_25_means() -> None:
     """Nothing bounds what the plain mean lets through; the search is."""
     cohort = round_of(0)
-    forged, _ = Adaptive(recipe("fedavg"), trials=150).forge(cohort, LIARS, None)
+    forged, _ = Adaptive(get("fedavg"), trials=150).forge(cohort, LIARS, None)
     assert torch.equal(forged[LIARS], -25 * cohort.updates[~LIARS].mean(dim=0).expand(3, -1))
 
 
 def test_the_servers_data_are_asked_once() -> None:
     asked = list[str]()
 
-    class Server(Witness):
+    class Server(ExampleTrustedData):
         def update(self, params: Tensor, seed: int) -> Tensor:
             asked.append("update")
             return super().update(params, seed)
@@ -214,8 +213,8 @@ def test_the_servers_data_are_asked_once() -> None:
 
     cohort = replace(round_of(0), trusted_data=Server(0.1))
     for name in ("fltrust", "diversefl"):
-        with_memory, _ = Adaptive(recipe(name)).forge(cohort, LIARS, None)
-        without, _ = Adaptive(recipe(name)).forge(round_of(0), LIARS, None)
+        with_memory, _ = Adaptive(get(name)).forge(cohort, LIARS, None)
+        without, _ = Adaptive(get(name)).forge(round_of(0), LIARS, None)
         assert torch.equal(with_memory, without)
     assert asked == ["update", "guides"]
 
@@ -266,15 +265,21 @@ def test_imagined_clients_are_like_the_attackers() -> None:
 
 
 def test_who_is_told_what() -> None:
-    krum, median = recipe("krum"), recipe("median")
+    krum, median = get("krum"), get("median")
     ignorant = Adaptive(trials=9)
-    assert ignorant.told(krum, "theirs", "own") == (Adaptive(krum, trials=9), "theirs")
-    assert replace(ignorant, knowledge="partial").told(krum, "theirs", "own") == (Adaptive(krum, "partial", 9), "own")
-    assert Adaptive(krum).told(krum, "theirs", "own") == (Adaptive(krum), "theirs")
-    assert Adaptive(median).told(krum, "theirs", "own") == (Adaptive(median), "own")  # they believe in another one
-    assert Attack().told(krum, "theirs", "own") == (Attack(), "own")
+    assert ignorant.with_defense(krum, "theirs", "own") == (Adaptive(krum, trials=9), "theirs")
+    assert replace(ignorant, knowledge="partial").with_defense(krum, "theirs", "own") == (
+        Adaptive(krum, "partial", 9),
+        "own",
+    )
+    assert Adaptive(krum).with_defense(krum, "theirs", "own") == (Adaptive(krum), "theirs")
+    assert Adaptive(median).with_defense(krum, "theirs", "own") == (
+        Adaptive(median),
+        "own",
+    )  # they believe in another one
+    assert Attack().with_defense(krum, "theirs", "own") == (Attack(), "own")
     assert Adaptive().init() is None
-    assert frozen(Adaptive(recipe("foolsgold")).init()) == frozen(recipe("foolsgold").init())
+    assert frozen(Adaptive(get("foolsgold")).init()) == frozen(get("foolsgold").init())
 
 
 def test_nobody_to_lie() -> None:
@@ -282,7 +287,7 @@ def test_nobody_to_lie() -> None:
     forged, state = Adaptive().forge(cohort, nobody, None)
     assert torch.equal(forged, cohort.updates)
     assert state is None
-    still, _ = Adaptive(recipe("krum")).forge(replace(cohort, updates=torch.zeros_like(cohort.updates)), LIARS, None)
+    still, _ = Adaptive(get("krum")).forge(replace(cohort, updates=torch.zeros_like(cohort.updates)), LIARS, None)
     assert not bool(still.any())
 
 
@@ -292,13 +297,13 @@ class Watching(Adaptive):
 
     seen: list[Any] = field(default_factory=list, compare=False, hash=False)
 
-    def told(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+    def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
         self.seen.append((defense, memory))
-        return super().told(defense, memory, state)
+        return super().with_defense(defense, memory, state)
 
 
 def test_a_simulator_tells_the_defense_and_what_it_remembers() -> None:
-    attack, defense = Watching(trials=2), recipe("foolsgold")
+    attack, defense = Watching(trials=2), get("foolsgold")
     rounds = list(simulate(digits_world(), attack, defense, rounds=3, sampled=10, batch=4, seed=0))
     assert [told for told, _ in attack.seen] == [defense] * 3
     memories = [defense.init(), *(round_.after.defense_state for round_ in rounds)]
@@ -307,10 +312,10 @@ def test_a_simulator_tells_the_defense_and_what_it_remembers() -> None:
 
 def test_in_files(tmp_path: Path) -> None:
     assert build_attack({"name": "adaptive"}) == build_attack({"name": "adaptive", "defense": "none"}) == Adaptive()
-    assert build_attack({"name": "adaptive", "defense": "cosdefense"}) == Adaptive(recipe("cosdefense"))
+    assert build_attack({"name": "adaptive", "defense": "cosdefense"}) == Adaptive(get("cosdefense"))
     table = {"name": "krum", "contamination": 0.2}
     attack = build_attack({"name": "adaptive", "defense": table, "knowledge": "partial", "trials": 50})
-    assert attack == Adaptive(recipe("krum", contamination=0.2), "partial", 50)
+    assert attack == Adaptive(get("krum", contamination=0.2), "partial", 50)
     assert build_attack(describe(attack)) == attack
     for given, complaint in (
         ("cosdefens", "defense 'cosdefens' is unknown: did you mean 'cosdefense'?"),
@@ -340,7 +345,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, defense: str) -> None:
     assert from_table(to_table(cell)) == cell
     assert "adaptive" in to_toml(cell)
     data, cpu = load_data("digits"), torch.device("cpu")
-    rehearse(cell, data)
+    dry_run(cell, data)
     assert len(list(run(cell, tmp_path / "straight", data, cpu))) == 6
     begun = run(cell, tmp_path / "broken", data, cpu, checkpoint_seconds=0.0)
     for _ in range(3):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosdefense import Attack, Cohort, Layout, recipe
+from cosdefense import Attack, Cohort, Layout, get
 from cosdefense.attacks import Camouflage, Effort, InnerProduct, LabelFlip, Noise, OrthogonalInnerProduct, SignFlip
-from cosdefense.client import LocalSGD, train_clients
-from cosdefense.task import Task
+from cosdefense.training.executor import train_clients
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.task import Task
 
 LIARS = torch.tensor([False, True, False, True])
 
@@ -84,7 +85,7 @@ def test_orthogonal_inner_product_hides_its_last_layer_alone() -> None:
     rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [3.0, 4.0, 5.0], [0.0, 0.0, 0.0]])
     cohort = Cohort.of(rows, torch.tensor([9.0, 0.0, 2.0]), layout)
     assert forged(OrthogonalInnerProduct(5.0), cohort) == [[-10.0, -15.0, 0.0]] * 2
-    verdict, _ = recipe("cosdefense")(replace(cohort, updates=torch.tensor(ROWS_SENT)), (None, None))
+    verdict, _ = get("cosdefense")(replace(cohort, updates=torch.tensor(ROWS_SENT)), (None, None))
     assert verdict.weights.tolist() == [0.0, 1.0, 0.0, 1.0]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from cosdefense import Cohort, Layout
 from cosdefense.attacks import Backdoor
-from cosdefense.evaluation import evaluate
-from cosdefense.task import Task
+from cosdefense.simulation.evaluation import evaluate
+from cosdefense.training.task import Task
 
 RNG = torch.Generator()
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean
 from cosdefense.attacks import ExplicitBoosting
-from cosdefense.client import LocalSGD, train_clients
-from cosdefense.defense import Aggregator, State
-from cosdefense.randomness import generator
-from cosdefense.simulation import simulate
+from cosdefense.core import Aggregator, State, generator
+from cosdefense.simulation.loop import simulate
+from cosdefense.training.executor import train_clients
+from cosdefense.training.local_sgd import LocalSGD
 from worlds import digits_world
 
 

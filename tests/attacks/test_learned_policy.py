@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from cosdefense import Attack, Cohort, Layout, recipe
+from cosdefense import Attack, Cohort, Layout, get
 from cosdefense.attacks import Effort, LearnedPolicy
 from cosdefense.attacks.learned_policy import Push
 from cosdefense.attacks.policy import Actions, Policy, head_size, observe
-from cosdefense.catalog import build_attack, describe
-from cosdefense.experiment import Experiment, from_table, load
-from cosdefense.options import ConfigError
-from cosdefense.simulation import simulate
-from cosdefense.testing import LAYOUT, check_attack
+from cosdefense.catalog.options import ConfigError
+from cosdefense.catalog.registry import build_attack, describe
+from cosdefense.runs.experiment import Experiment, from_table, load
+from cosdefense.simulation.loop import simulate
+from cosdefense.testing.contract import LAYOUT, check_attack
 from policies import constant_policy, drawn_policy, kept
 from worlds import digits_world
 
@@ -151,7 +151,7 @@ def test_it_plays_in_a_federation(tmp_path: Path) -> None:
     magnitude, steps = policy.decide(world.task.initial(), world.task.layout, 1)
 
     def last(attack: Attack) -> torch.Tensor:
-        rounds = simulate(world, attack, recipe("clipping-median"), rounds=5, sampled=10, batch=4, seed=0)
+        rounds = simulate(world, attack, get("clipping-median"), rounds=5, sampled=10, batch=4, seed=0)
         return [round_.after.params for round_ in rounds][-1]
 
     assert torch.equal(last(LearnedPolicy(kept(policy, tmp_path))), last(Push(magnitude, steps)))

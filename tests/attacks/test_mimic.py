@@ -11,8 +11,7 @@ import torch
 
 from cosdefense import Cohort
 from cosdefense.attacks import Mimic
-from cosdefense.defense import State
-from cosdefense.randomness import generator
+from cosdefense.core import State, generator
 from doubles import cohort_of, restored
 
 LIARS = torch.arange(8) >= 6

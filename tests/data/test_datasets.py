@@ -16,10 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cosdefense.catalog.options import ConfigError
 from cosdefense.data import DATASETS, DataError, Dataset, Specification, datasets, load, where
 from cosdefense.data.formats import parse_cifar_binary
 from cosdefense.data.releases import CifarBatches, IdxFiles
-from cosdefense.options import ConfigError
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

@@ -42,8 +42,8 @@ def test_pinned_scores() -> None:
 
 def test_other_limits() -> None:
     rows, guides = [[4, 3], [9, 12], [0.3, 0.4]], everybody([3, 4], 3)  # cosines 0.96, 1, 1; ratios 1, 3, 0.1
-    assert weights_of(DiverseFL(longest=3.5), cohort_of(rows, trusted_data=guides)) == [1, 1, 0]
-    assert weights_of(DiverseFL(shortest=0.05), cohort_of(rows, trusted_data=guides)) == [1, 0, 1]
+    assert weights_of(DiverseFL(max_ratio=3.5), cohort_of(rows, trusted_data=guides)) == [1, 1, 0]
+    assert weights_of(DiverseFL(min_ratio=0.05), cohort_of(rows, trusted_data=guides)) == [1, 0, 1]
     assert weights_of(DiverseFL(min_cosine=0.97), cohort_of(rows, trusted_data=guides)) == [0, 0, 0]
     assert weights_of(DiverseFL(min_cosine=0.95), cohort_of(rows, trusted_data=guides)) == [1, 0, 0]
 
@@ -97,9 +97,9 @@ def test_it_says_that_it_needs_data() -> None:
     [
         ({"min_cosine": 1.0}, r"DiverseFL.min_cosine must be in \[-1, 1\), got 1.0"),
         ({"min_cosine": -1.5}, r"DiverseFL.min_cosine must be in \[-1, 1\), got -1.5"),
-        ({"shortest": 0.0}, "DiverseFL needs 0 < shortest < longest, got 0.0 and 2.0"),
-        ({"shortest": 2.0}, "DiverseFL needs 0 < shortest < longest, got 2.0 and 2.0"),
-        ({"longest": math.inf}, "DiverseFL needs 0 < shortest < longest, got 0.5 and inf"),
+        ({"min_ratio": 0.0}, "DiverseFL needs 0 < min_ratio < max_ratio, got 0.0 and 2.0"),
+        ({"min_ratio": 2.0}, "DiverseFL needs 0 < min_ratio < max_ratio, got 2.0 and 2.0"),
+        ({"max_ratio": math.inf}, "DiverseFL needs 0 < min_ratio < max_ratio, got 0.5 and inf"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, float], complaint: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cosdefense import Cohort, Defense
 from cosdefense.aggregators import Mean
-from cosdefense.defense import State
+from cosdefense.core import State
 from cosdefense.filters import RFFL
 from doubles import cohort_of, restored, slow_cosine, weights_of
 

@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 
 from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean, Median
+from cosdefense.core import derive
 from cosdefense.filters import Clip, CosDefense, Krum
 from cosdefense.flower import Defended
-from cosdefense.randomness import derive
 
 PLAIN = Defense((), Mean())
 EVERYBODY = Clip(1e9)

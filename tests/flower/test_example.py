@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefen
 from certificates import make_certificates, make_node_key
 from loopback import COMMANDS, Loopback
 
-from cosdefense.records import RunRecord, read_run
+from cosdefense.runs.records import RunRecord, read_run
 
 if not (COMMANDS / "flower-superlink").exists():
     pytest.skip("flower-superlink is not installed beside this Python", allow_module_level=True)

@@ -15,7 +15,7 @@ from strategies import STRATEGIES
 
 from cosdefense.filters import Clip
 from cosdefense.flower import Defended
-from cosdefense.flower.grid import GuardedGrid, next_poll
+from cosdefense.flower.guarded_grid import GuardedGrid, next_poll
 
 EVERYBODY = Clip(1e9)
 HANG = threading.Event()

@@ -20,10 +20,10 @@ from strategies import STRATEGIES
 
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Median
+from cosdefense.core import pack
 from cosdefense.filters import Clip, CosDefense, FoolsGold, Krum
 from cosdefense.flower import Defended, Reason
-from cosdefense.flower.memory import pack_strategy
-from cosdefense.memory import pack
+from cosdefense.flower.strategy_state import pack_strategy
 
 EVERYBODY = Clip(1e9)  # rejects nobody and rewrites nothing
 

@@ -28,7 +28,7 @@ from cosdefense.attacks import (
     SignFlip,
     TrimmedMeanPoisoning,
 )
-from cosdefense.defense import State
+from cosdefense.core import State
 from cosdefense.flower import red_team
 from cosdefense.flower.arrays import NDArray
 

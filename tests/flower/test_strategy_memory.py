@@ -16,7 +16,7 @@ from strategies import NODES, STRATEGIES
 from cosdefense import Cohort, Filter, Judgment, MissingTrustedData
 from cosdefense.filters import Clip, FLTrust, FoolsGold
 from cosdefense.flower import Defended
-from cosdefense.flower.memory import pack_strategy
+from cosdefense.flower.strategy_state import pack_strategy
 
 EVERYBODY = Clip(1e9)
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cosdefense.client import LocalSGD, _train_batched, _train_singly
 from cosdefense.hooks import AdversarialTraining
-from cosdefense.models import mlp, small_cnn
-from cosdefense.task import Task
+from cosdefense.training.executor import _train_batched, _train_singly
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.models import mlp, small_cnn
+from cosdefense.training.task import Task
 
 Execute = Callable[[Task, LocalSGD, Tensor, Tensor, Tensor], Tensor]
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cosdefense import Layout
-from cosdefense.client import LocalSGD, _train_batched, _train_singly
 from cosdefense.hooks import FLWBC
-from cosdefense.task import Task
+from cosdefense.training.executor import _train_batched, _train_singly
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.task import Task
 
 D = 40_000
 WIDE = Layout((("weight", (D,)),), "weight", D)

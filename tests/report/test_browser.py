@@ -12,14 +12,13 @@ import pytest
 pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
+from cosdefense.report import Report, write_report
+from cosdefense.studies.paper.figures import paper_figures
+from cosdefense.studies.paper.page import paper_page_of
+from cosdefense.studies.paper.tables import paper_tables
+from cosdefense.studies.paper.views import paper_of
 from paper_runs import paper_runs
 from synthetic_runs import make_run, make_runs
-
-from cosdefense.report import Report, write_report
-from cosdefense.report.paper import paper_of
-from cosdefense.report.paper_figures import paper_figures
-from cosdefense.report.paper_page import paper_page_of
-from cosdefense.report.paper_tables import paper_tables
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)

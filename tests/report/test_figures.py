@@ -10,13 +10,12 @@ import pytest
 pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
-from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, make_run, make_runs
-
-from cosdefense.metrics import Detection, final_accuracy
-from cosdefense.records import RunRecord
+from cosdefense.report.chart_data import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_POINTS
 from cosdefense.report.figure import Figure, Panel
 from cosdefense.report.figures import MAX_PANELS, figures_of
-from cosdefense.report.rows import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_POINTS
+from cosdefense.runs.metrics import Detection, final_accuracy
+from cosdefense.runs.records import RunRecord
+from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, make_run, make_runs
 
 
 def figures(runs: list[RunRecord]) -> dict[str, Figure]:

@@ -12,15 +12,14 @@ import pytest
 pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
-from paper_runs import make
-from synthetic_runs import make_run, make_runs
-
-from cosdefense.metrics import Detection, summarize
-from cosdefense.records import RunRecord, read_run, thin
 from cosdefense.report.figures import figures_of
 from cosdefense.report.groups import grouped
 from cosdefense.report.page import page_of
 from cosdefense.report.results import as_json, in_words, table
+from cosdefense.runs.metrics import Detection, summarize
+from cosdefense.runs.records import RunRecord, read_run, thin
+from paper_runs import make
+from synthetic_runs import make_run, make_runs
 
 
 def changed(run: RunRecord, **settings: Any) -> RunRecord:

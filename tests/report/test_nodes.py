@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cosdefense.records import RoundRecord, RunRecord
-from cosdefense.report.nodes import nodes_of
+from cosdefense.report.node_table import nodes_of
+from cosdefense.runs.records import RoundRecord, RunRecord
 
 BIG = 2**64 - 1  # identities use all 64 bits
 

@@ -18,16 +18,15 @@ import pytest
 pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
-from synthetic_runs import DEFENSES, make_federation, make_run, make_runs
-
-from cosdefense.metrics import final_accuracy, summarize
-from cosdefense.records import RunRecord
 from cosdefense.report import MissingReportExtra, Report, write_report
+from cosdefense.report.experiment_settings import experiments, flat
 from cosdefense.report.figures import figures_of
 from cosdefense.report.groups import grouped
 from cosdefense.report.page import page_of
 from cosdefense.report.results import as_csv, as_json, in_words, notes, table
-from cosdefense.report.settings import experiments, flat
+from cosdefense.runs.metrics import final_accuracy, summarize
+from cosdefense.runs.records import RunRecord
+from synthetic_runs import DEFENSES, make_federation, make_run, make_runs
 
 
 class Page(HTMLParser):

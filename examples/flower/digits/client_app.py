@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from cosdefense.catalog import build_attack
+from cosdefense.catalog.registry import build_attack
 from cosdefense.flower import red_team
-from cosdefense.flower.red_team import RedTeam
+from cosdefense.flower.attack_mod import RedTeam
 
 from .task import N_CLASSES, network, train, training_set
 

@@ -6,7 +6,16 @@ from .geometric_median import GeometricMedian
 from .mean import Mean
 from .median import Median
 from .noisy_mean import NoisyMean
-from .steady_mean import SteadyMean
+from .norm_limited_mean import NormLimitedMean
 from .trimmed_mean import TrimmedMean
 
-__all__ = ["Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "SteadyMean", "TrimmedMean"]
+__all__ = [
+    "Bulyan",
+    "CenteredClipping",
+    "GeometricMedian",
+    "Mean",
+    "Median",
+    "NoisyMean",
+    "NormLimitedMean",
+    "TrimmedMean",
+]

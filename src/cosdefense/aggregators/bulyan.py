@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort, TooFewClients
-from ..defense import Aggregator, Need, State
+from ..core import Aggregator, Cohort, Need, State, TooFewClients
 from ..filters.krum import nearest_sums
 from ..ops import fraction_of, mean_near_median, squared_distances
 

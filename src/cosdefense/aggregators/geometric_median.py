@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Aggregator, State
+from ..core import Aggregator, Cohort, State
 from ..ops import geometric_median
 
 

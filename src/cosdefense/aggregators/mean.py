@@ -12,8 +12,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Aggregator, State
+from ..core import Aggregator, Cohort, State
 from ..ops import weighted_sum
 
 

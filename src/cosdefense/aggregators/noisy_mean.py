@@ -15,9 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Aggregator, State
-from ..randomness import generator
+from ..core import Aggregator, Cohort, State, generator
 from .mean import Mean
 
 

@@ -12,8 +12,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Aggregator, Need, State
+from ..core import Aggregator, Cohort, Need, State
 from ..ops import fraction_of, trimmed_mean
 
 

@@ -18,9 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..aggregators import Mean
-from ..cohort import Cohort
-from ..defense import Defense, State
-from ..randomness import generator
+from ..core import Cohort, Defense, State, generator
 from .attack import Attack
 from .forgery import GRID, NOTHING, Forgery, Material
 from .knowledge import Knowledge, check_choice, known_rows
@@ -60,7 +58,7 @@ class Adaptive(Attack):
     def init(self) -> State:
         return None if self.defense is None else self.defense.init()
 
-    def told(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+    def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
         if self.defense not in (None, defense):
             return self, state
         return replace(self, defense=defense), memory if self.knowledge == "full" else state

@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Defense, State
-from ..layout import Layout
+from ..core import Cohort, Defense, Layout, State
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Attack:
         """What the attackers remember before the first round."""
         return None
 
-    def told(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+    def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
         """Before a round: the attack and its state, knowing the server's defense and what that remembers.
 
         Only a simulator can tell; most attacks do not listen.

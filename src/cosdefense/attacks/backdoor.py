@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
+from ..core import Cohort, State
 from .attack import Attack
 from .explicit_boosting import boost
 

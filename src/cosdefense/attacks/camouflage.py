@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
+from ..core import Cohort, State
 from .attack import Attack
 from .knowledge import Knowledge, check_choice, known_rows
 

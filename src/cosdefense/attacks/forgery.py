@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
+from ..core import Cohort
 from ..ops import row_norms
-from .turning import unit, without
+from .geometry import unit, without
 
 Heading = Literal["back", "sideways", "sign", "spread", "head", "tilted"]
 Disguise = Literal["mean", "own"]

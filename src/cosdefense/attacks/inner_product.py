@@ -12,8 +12,7 @@ from typing import ClassVar
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
+from ..core import Cohort, State
 from .attack import Attack
 
 

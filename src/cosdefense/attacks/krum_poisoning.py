@@ -13,12 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort, TooFewClients
-from ..defense import State
+from ..core import Cohort, State, TooFewClients, generator
 from ..filters import Krum
 from ..filters.krum import nearest_sums
 from ..ops import fraction_of, row_norms, squared_distances
-from ..randomness import generator
 from .attack import Attack
 from .knowledge import Knowledge, check_choice, known_rows
 

@@ -18,9 +18,7 @@ from pathlib import Path
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
-from ..layout import Layout
+from ..core import Cohort, Layout, State
 from .attack import Attack, Effort
 from .policy import Policy, digest
 

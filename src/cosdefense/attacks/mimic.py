@@ -18,11 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
-from ..memory import ClientTable
+from ..core import ClientTable, Cohort, State, generator
 from ..ops import row_norms
-from ..randomness import generator
 from .attack import Attack
 from .knowledge import Knowledge, check_choice, known_rows
 

@@ -15,11 +15,10 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
+from ..core import Cohort, State
 from .attack import Attack
-from .distances import Direction, Room, largest_step
 from .knowledge import Knowledge, check_choice
+from .perturbation import Direction, Room, largest_step
 
 Bound = Literal["max", "min"]
 

@@ -12,9 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
-from ..randomness import generator
+from ..core import Cohort, State, generator
 from .attack import Attack
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
+from ..core import Cohort, State
+from .geometry import without
 from .inner_product import InnerProduct
-from .turning import without
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..layout import Layout
+from ..core import Layout
 from ..ops import min_max
 
 FORMAT = "cosdefense policy, version 1"

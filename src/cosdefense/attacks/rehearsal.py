@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..cohort import Cohort, TooFewClients, TrustedData
-from ..defense import Defense, State, Verdict
+from ..core import Cohort, Defense, State, TooFewClients, TrustedData, Verdict
 from ..ops import row_norms
 from .forgery import Forgery, Material
 

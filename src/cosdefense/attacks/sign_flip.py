@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
-from ..layout import Layout
+from ..core import Cohort, Layout, State
 from .attack import Attack, Effort
 
 

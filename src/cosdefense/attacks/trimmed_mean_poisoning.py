@@ -13,9 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import State
-from ..randomness import generator
+from ..core import Cohort, State, generator
 from .attack import Attack
 from .knowledge import Knowledge, check_choice, known_rows
 

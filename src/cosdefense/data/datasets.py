@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ..options import unknown
+from ..catalog.options import unknown
 from .download import download as download_file
 from .formats import DataError, Progress, Split
 from .releases import Release

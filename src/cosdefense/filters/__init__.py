@@ -4,15 +4,15 @@ from .bygars import ByGARS, ByGARSPlusPlus
 from .clip import Clip
 from .cosdefense import CosDefense
 from .diversefl import DiverseFL
-from .factions import Factions
 from .fltrust import FLTrust
 from .foolsgold import FoolsGold
 from .krum import Krum
-from .pace import Pace
+from .near_duplicates import NearDuplicates
+from .norm_limit import NormLimit
+from .opposed_clusters import OpposedClusters
 from .pca_clusters import PCAClusters
 from .rffl import RFFL
 from .sageflow import Sageflow
-from .voices import Voices
 
 __all__ = [
     "RFFL",
@@ -22,11 +22,11 @@ __all__ = [
     "CosDefense",
     "DiverseFL",
     "FLTrust",
-    "Factions",
     "FoolsGold",
     "Krum",
+    "NearDuplicates",
+    "NormLimit",
+    "OpposedClusters",
     "PCAClusters",
-    "Pace",
     "Sageflow",
-    "Voices",
 ]

@@ -19,11 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, Need, State
-from ..memory import ClientTable
+from ..core import ClientTable, Cohort, Filter, Judgment, Need, State, derive
 from ..ops import rescaled
-from ..randomness import derive
 from .fltrust import agreement, as_long_as, server_update
 
 

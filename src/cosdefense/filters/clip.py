@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, State
+from ..core import Cohort, Filter, Judgment, State
 from ..ops import row_norms
 
 

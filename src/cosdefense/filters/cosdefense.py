@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, State
+from ..core import Cohort, Filter, Judgment, State
 from ..ops import cosine, mean_of, median_of, min_max, std_of
 
 Threshold = Literal["mean", "mean+std", "mad"]

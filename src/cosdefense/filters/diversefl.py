@@ -14,14 +14,13 @@ from typing import ClassVar
 
 import torch
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, Need, State
+from ..core import Cohort, Filter, Judgment, Need, State
 from ..ops import cosine, row_norms
 
 
 @dataclass(frozen=True)
 class DiverseFL(Filter):
-    """Accepts u where cos(u, ũ) > min_cosine and shortest < ‖u‖ / ‖ũ‖ < longest, ũ being the client's guide.
+    """Accepts u where cos(u, ũ) > min_cosine and min_ratio < ‖u‖ / ‖ũ‖ < max_ratio, ũ being the client's guide.
 
     The score is by how much the worse of the two criteria is missed; negative when both are met.
     """
@@ -29,14 +28,14 @@ class DiverseFL(Filter):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA, Need.CLIENT_DATA})
 
     min_cosine: float = 0.0  # the paper states it for ⟨u, ũ⟩, which is the same at 0
-    shortest: float = 0.5  # relative to the guide
-    longest: float = 2.0  # likewise
+    min_ratio: float = 0.5  # relative to the guide
+    max_ratio: float = 2.0  # likewise
 
     def __post_init__(self) -> None:
         if not -1 <= self.min_cosine < 1:
             raise ValueError(f"DiverseFL.min_cosine must be in [-1, 1), got {self.min_cosine}")
-        if not 0 < self.shortest < self.longest < math.inf:
-            raise ValueError(f"DiverseFL needs 0 < shortest < longest, got {self.shortest} and {self.longest}")
+        if not 0 < self.min_ratio < self.max_ratio < math.inf:
+            raise ValueError(f"DiverseFL needs 0 < min_ratio < max_ratio, got {self.min_ratio} and {self.max_ratio}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         updates = cohort.trainable()
@@ -45,6 +44,6 @@ class DiverseFL(Filter):
         angles = torch.cat([cosine(u[None], guide) for u, guide in zip(updates, guides, strict=True)]).double()
         # A length of zero is as wrong as can be, and still a number.
         stretch = row_norms(updates).clamp_min(1e-100).log() - row_norms(guides).clamp_min(1e-100).log()
-        too_long, too_short = stretch - math.log(self.longest), math.log(self.shortest) - stretch
+        too_long, too_short = stretch - math.log(self.max_ratio), math.log(self.min_ratio) - stretch
         scores = torch.stack([self.min_cosine - angles, too_long, too_short]).amax(dim=0)
         return Judgment(scores, scores < 0), state

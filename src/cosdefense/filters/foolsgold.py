@@ -13,9 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, Need, State
-from ..memory import ClientTable
+from ..core import ClientTable, Cohort, Filter, Judgment, Need, State
 from ..ops import cosines
 
 

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..cohort import Cohort, TooFewClients
-from ..defense import Filter, Judgment, Need, State
+from ..core import Cohort, Filter, Judgment, Need, State, TooFewClients
 from ..ops import fraction_of, squared_distances
 
 

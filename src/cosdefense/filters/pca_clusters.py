@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, State
+from ..core import Cohort, Filter, Judgment, State
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, Need, State
-from ..memory import ClientTable, check_decay
+from ..core import ClientTable, Cohort, Filter, Judgment, Need, State, check_decay
 from ..ops import cosine
 
 

@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..cohort import Cohort
-from ..defense import Filter, Judgment, Need, State
+from ..core import Cohort, Filter, Judgment, Need, State
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..aggregators import Mean
-from ..cohort import Cohort, MissingTrustedData, TooFewClients, TrustedData
-from ..defense import Aggregator, Defense, Filter, State, Verdict
-from ..randomness import derive
-from ..records import RoundRecord
+from ..core import (
+    Aggregator,
+    Cohort,
+    Defense,
+    Filter,
+    MissingTrustedData,
+    State,
+    TooFewClients,
+    TrustedData,
+    Verdict,
+    derive,
+)
+from ..runs.records import RoundRecord
 from .arrays import Form, forms_of, own_arrays
 from .exchange import Exchange, metrics_reply, weighted_by
 from .guard import Answer, Inspection, Lost, inspect, question_of, quoted
-from .memory import kinds_of, undone_on_failure
 from .reasons import Reason
-from .telling import evaluate_metrics, record_of, train_metrics
+from .round_record import evaluate_metrics, record_of, train_metrics
+from .strategy_state import kinds_of, undone_on_failure
 
 log = logging.getLogger("flwr")
 

@@ -13,8 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import make_message
 from flwr.serverapp.strategy import Strategy
 
-from ..cohort import Cohort
-from ..layout import Layout
+from ..core import Cohort, Layout
 from .arrays import SERIALIZATION, NDArray
 from .guard import Answer
 

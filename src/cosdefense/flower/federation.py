@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from .. import __version__
-from ..catalog import RECIPES, describe
-from ..records import RoundRecord
+from ..catalog.registry import PRESETS, describe
+from ..runs.records import RoundRecord
 from .arrays import forms_of, own_arrays
-from .checkpoint import Folder, Progress
-from .grid import GuardedGrid
+from .guarded_grid import GuardedGrid
+from .run_folder import Folder, Progress
 
 if TYPE_CHECKING:
     from .defended import Defended
@@ -139,8 +139,8 @@ def _label(defended: Defended) -> str:
     """A defense with a name of its own goes by it."""
     own = defended.defense
     if own.filters:
-        for name, recipe in RECIPES.items():
-            if recipe() == own:
+        for name, preset in PRESETS.items():
+            if preset() == own:
                 return name
     label = " + ".join(type(part).__name__ for part in own.filters) or "guard alone"
     return label + (f" + {type(own.aggregator).__name__}" if defended.aggregates else "")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..defense import ClientHook, Loss
+from ..core import ClientHook, Loss
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..defense import ClientHook
-from ..layout import Layout
+from ..core import ClientHook, Layout
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ No kernel makes a copy of all rows: what it needs beside them is a block, a resu
 """
 
 from .centers import clipped_mean, geometric_median, weighted_sum
+from .coordinatewise import mean_near_median, median, trimmed_mean
 from .distances import squared_distances
-from .lengths import cosine, cosines, finite_rows, rescaled, row_norms, stays_finite
-from .ordering import mean_near_median, median, trimmed_mean
+from .norms import cosine, cosines, finite_rows, rescaled, row_norms, stays_finite
 from .scores import fraction_of, mean_of, median_of, min_max, std_of
 
 __all__ = [

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .blocks import fresh, wide_blocks
 from .distances import distances_and_products
-from .lengths import row_norms
+from .norms import row_norms
 from .products import products_around
 
 SMALLEST = 1e-30  # of a weight that float32 still multiplies well; a weight of a row of 1e38 may be smaller

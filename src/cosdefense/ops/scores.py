@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .ordering import median
+from .coordinatewise import median
 
 
 def fraction_of(fraction: float, n: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from ..attacks.policy import Actions
 from ..data.datasets import Dataset
-from ..experiment import Experiment
+from ..runs.experiment import Experiment
 
 __all__ = ["Lesson", "MissingRLExtra", "Trained", "TrainingInterrupted", "train_policy"]
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from ..attacks import Attack
 from ..attacks.learned_policy import Push
 from ..attacks.policy import N_ACTIONS, Actions, head_size, observe
-from ..cohort import TrustedData
+from ..core import Defense, TrustedData, derive, generator
 from ..data.partition import Iid, Partition
-from ..defense import Defense
-from ..evaluation import evaluate
-from ..randomness import derive, generator
-from ..simulation import Schedule, Snapshot, World, simulate
-from ..trusted import ServerData
+from ..simulation.evaluation import evaluate
+from ..simulation.loop import Snapshot, simulate
+from ..simulation.schedule import Schedule
+from ..simulation.world import World
+from ..training.server_data import ServerData
 
 Numbers = NDArray[np.float32]
 Answer = tuple[Numbers, dict[str, Any]]

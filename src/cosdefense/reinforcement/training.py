@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..attacks.policy import Policy
-from ..catalog import describe
-from ..checkpoint import write_atomically
+from ..catalog.options import ConfigError
+from ..catalog.registry import describe
+from ..core import derive
 from ..data.datasets import Dataset
-from ..experiment import Experiment
-from ..options import ConfigError
-from ..preparation import build_model, build_world
-from ..randomness import derive
-from ..task import Task
+from ..runs.checkpoint import write_atomically
+from ..runs.experiment import Experiment
+from ..runs.prepare import build_model, build_world
+from ..training.task import Task
 from . import Lesson, Progress, Trained, TrainingInterrupted
 from .environment import FederationEnv
 

@@ -6,11 +6,21 @@ from collections.abc import Callable, Sequence
 
 import altair as alt
 
-from . import rows as numbers
+from . import chart_data as numbers
+from .chart_data import Row
+from .chart_elements import (
+    attack_start,
+    chart,
+    legend,
+    named_colors,
+    named_dashes,
+    round_axis,
+    share_axis,
+    stacked,
+    tip,
+)
 from .figure import Entry, Panel
 from .groups import Group
-from .marks import attack_start, chart, legend, named_colors, named_dashes, round_axis, share_axis, stacked, tip
-from .rows import Row
 
 
 def curves(groups: Sequence[Group], names: Sequence[Entry], title: str, key: str = "accuracy") -> Panel:

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from .rows import Row
+from .chart_data import Row
 from .theme import PAPER, config
 
 DATA = "rows"  # the name by which a chart refers to its panel's rows

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from ..records import RunRecord
-from . import rows as numbers
-from .curves import curves
-from .figure import Entry, Figure, Panel
-from .grids import grid_figure
-from .groups import Group, grouped, under
-from .marks import (
+from ..runs.records import RunRecord
+from . import chart_data as numbers
+from .chart_data import MAX_CLIENTS, MAX_DOTS, Row
+from .chart_elements import (
     attack_start,
     bare_axis,
     cells,
@@ -26,7 +23,10 @@ from .marks import (
     truth_color,
     truth_legend,
 )
-from .rows import MAX_CLIENTS, MAX_DOTS, Row
+from .curves import curves
+from .figure import Entry, Figure, Panel
+from .groups import Group, grouped, under
+from .heatmaps import grid_figure
 from .theme import HEAT, TRUTH, colors, dashes
 
 MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat maps

@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from ..metrics import Detection, summary_of
-from ..records import RoundRecord, RunRecord
-from .settings import distinctions, setting
+from ..runs.metrics import Detection, summary_of
+from ..runs.records import RoundRecord, RunRecord
+from .experiment_settings import distinctions, setting
 
 
 @dataclass(frozen=True)

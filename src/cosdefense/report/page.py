@@ -18,12 +18,12 @@ from typing import Any
 
 import vl_convert
 
-from ..records import RunRecord
+from ..runs.records import RunRecord
+from .experiment_settings import experiments, flat
 from .figure import Entry, Figure, Panel
 from .groups import Group, grouped
-from .nodes import nodes_of
+from .node_table import nodes_of
 from .results import as_csv, as_json, in_words, notes, table
-from .settings import experiments, flat
 from .table import Table
 from .theme import PAGE, config
 

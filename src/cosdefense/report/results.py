@@ -10,9 +10,9 @@ from io import StringIO
 from statistics import fmean, stdev
 from typing import Any
 
-from ..records import RunRecord
+from ..runs.records import RunRecord
+from .experiment_settings import flat, setting
 from .groups import Group, under
-from .settings import flat, setting
 from .table import NOTHING
 
 Summary = Mapping[str, Any]

@@ -1,0 +1,187 @@
+"""Every part by name, so that a file can name it: build a part from a table, describe it as one again.
+
+A name with a colon, "package.module:Class", reaches parts that live outside this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from typing import Any, TypeVar
+
+from .. import aggregators, attacks, filters, hooks
+from ..attacks import Attack
+from ..core import Aggregator, ClientHook, Defense, Filter
+from . import presets
+from .options import ConfigError, call, checked, coerce, unknown
+
+FILTERS: dict[str, type[Filter]] = {
+    "bygars": filters.ByGARS,
+    "bygars++": filters.ByGARSPlusPlus,
+    "clip": filters.Clip,
+    "cosdefense": filters.CosDefense,
+    "diversefl": filters.DiverseFL,
+    "opposed-clusters": filters.OpposedClusters,
+    "fltrust": filters.FLTrust,
+    "foolsgold": filters.FoolsGold,
+    "krum": filters.Krum,
+    "norm-limit": filters.NormLimit,
+    "pca-clusters": filters.PCAClusters,
+    "rffl": filters.RFFL,
+    "sageflow": filters.Sageflow,
+    "near-duplicates": filters.NearDuplicates,
+}
+AGGREGATORS: dict[str, type[Aggregator]] = {
+    "bulyan": aggregators.Bulyan,
+    "centered-clipping": aggregators.CenteredClipping,
+    "geometric-median": aggregators.GeometricMedian,
+    "mean": aggregators.Mean,
+    "median": aggregators.Median,
+    "noisy-mean": aggregators.NoisyMean,
+    "norm-limited-mean": aggregators.NormLimitedMean,
+    "trimmed-mean": aggregators.TrimmedMean,
+}
+HOOKS: dict[str, type[ClientHook]] = {
+    "adversarial-training": hooks.AdversarialTraining,
+    "fl-wbc": hooks.FLWBC,
+}
+ATTACKS: dict[str, type[Attack]] = {
+    "none": attacks.Attack,
+    "adaptive": attacks.Adaptive,
+    "alie": attacks.ALIE,
+    "backdoor": attacks.Backdoor,
+    "camouflage": attacks.Camouflage,
+    "explicit-boosting": attacks.ExplicitBoosting,
+    "inner-product": attacks.InnerProduct,
+    "krum-poisoning": attacks.KrumPoisoning,
+    "label-flip": attacks.LabelFlip,
+    "learned-policy": attacks.LearnedPolicy,
+    "mimic": attacks.Mimic,
+    "min-max": attacks.MinMax,
+    "min-sum": attacks.MinSum,
+    "noise": attacks.Noise,
+    "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
+    "sign-flip": attacks.SignFlip,
+    "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
+}
+PRESETS: dict[str, Callable[..., Defense]] = {
+    "fedavg": presets.fedavg,
+    "krum": presets.krum,
+    "multi-krum": presets.multi_krum,
+    "median": presets.median,
+    "trimmed-mean": presets.trimmed_mean,
+    "clipping-median": presets.clipping_median,
+    "norm-clipping": presets.norm_clipping,
+    "weak-dp": presets.weak_dp,
+    "central-dp": presets.central_dp,
+    "rffl": presets.rffl,
+    "foolsgold": presets.foolsgold,
+    "fltrust": presets.fltrust,
+    "bygars": presets.bygars,
+    "bygars++": presets.bygars_plus_plus,
+    "sageflow": presets.sageflow,
+    "diversefl": presets.diversefl,
+    "pca-clustering": presets.pca_clustering,
+    "fl-wbc": presets.fl_wbc,
+    "fat": presets.fat,
+    "cosdefense": presets.cosdefense,
+    "factions": presets.factions,
+}
+
+T = TypeVar("T")
+
+
+def get(name: str, **options: Any) -> Defense:
+    """A named defense: `get("krum", contamination=0.2)`."""
+    return build_defense({"name": name, **options})
+
+
+def build_defense(table: Mapping[str, Any]) -> Defense:
+    """A defense from `{name = "krum"}`, or spelled out: `{filters = [{name = "clip"}], aggregator = {name = …}}`.
+
+    Spelled out it may also have `hooks`, which honest clients run.
+    """
+    if "name" in table:
+        return build(PRESETS, table, Defense)
+    given = checked(_composition, table, "defense")
+    aggregator = given.get("aggregator", {"name": "mean"})
+    return Defense(
+        tuple(build(FILTERS, part, Filter) for part in given.get("filters", ())),  # type: ignore[type-abstract]
+        build(AGGREGATORS, aggregator, Aggregator),  # type: ignore[type-abstract]
+        tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ())),
+    )
+
+
+def build_attack(table: Mapping[str, Any]) -> Attack:
+    """An attack from `{name = "inner-product", epsilon = 5.0}`.
+
+    One that is given a defense gets it by name, or as a table: `{name = "adaptive", defense = "krum"}`.
+    """
+    given = dict(coerce(table, Mapping, "attack"))
+    defense = given.get("defense")
+    if isinstance(defense, str) and defense != "none":
+        defense = {"name": defense}
+    if isinstance(defense, Mapping):
+        given["defense"] = build_defense(defense)
+    return build(ATTACKS, given, Attack)
+
+
+def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:
+    """The table that builds this very part, every option written out."""
+    if isinstance(part, Defense):
+        table = {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
+        return table | ({"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {})
+    return describe_by({**FILTERS, **AGGREGATORS, **HOOKS, **ATTACKS}, part)
+
+
+def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
+    """The table for a dataclass that `known` has a name for, or else its import path."""
+    kind = type(part)
+    name = next((name for name, entry in known.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
+    options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
+    return {"name": name, **{key: _written(value) for key, value in options.items()}}
+
+
+def _written(value: Any) -> Any:
+    """An option as a file keeps it: TOML has no null, and a defense is a table of its own."""
+    if isinstance(value, Defense):
+        return describe(value)
+    return "none" if value is None else value
+
+
+def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
+    """The entry of that name, or whatever "package.module:Class" imports."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}.name must be a text, got {name!r}")
+    if ":" not in name:
+        if name not in table:
+            raise unknown(kind, name, table)
+        return table[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found: T = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{kind} {name!r} must be a class or a function, got {type(found).__name__}")
+    return found
+
+
+def _composition(
+    filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any], hooks: tuple[dict[str, Any], ...]
+) -> None:
+    """The keys of a defense that is spelled out; only its signature is used."""
+
+
+def build(known: Mapping[str, Callable[..., T]], table: object, needed: type[T], where: str = "") -> T:
+    """What the table names, called with the rest of the table. `where` is the key it stands under, if not its kind."""
+    kind = needed.__name__.lower()
+    options: dict[str, Any] = dict(coerce(table, Mapping, where or kind))
+    if "name" not in options:
+        raise ConfigError(f"{where or kind} needs a name: one of {', '.join(sorted(known))}, or package.module:Class")
+    name = options.pop("name")
+    part = call(lookup(known, name, kind), options, f"{kind} {name}")
+    if not isinstance(part, needed):
+        raise ConfigError(f"{kind} {name!r} must give a {needed.__name__}, got {type(part).__name__}")
+    return part

@@ -1,0 +1,77 @@
+"""cosdefense arena: every defense against every attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..catalog.options import ConfigError
+from ..runs.execution import Execution
+from . import console
+from .options import Changes, DataDir, Device, Draw, GpuShare, Jobs, Json, Publish, RayAddress, Worker
+from .study import Study, processes, run_study
+
+EPILOG = (
+    "Examples: cosdefense arena --defenses CosDefense,median --attacks none,ALIE · cosdefense arena --dataset mnist "
+    "--attackers 0.1,0.3,0.4 --device cuda --jobs auto"
+)
+TITLE = "The arena: every defense against every attack"
+
+
+def arena(
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="digits (default; needs no download), mnist, fashion-mnist or cifar-10; repeatable."),
+    ] = None,
+    attackers: Annotated[
+        str, typer.Option(metavar="SHARE,…", help="The share of clients that lie; several in turn: 0.1,0.3,0.4.")
+    ] = "0.3",
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+    defenses: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Only these of experiments/arena, by label or name.")
+    ] = None,
+    attacks: Annotated[str | None, typer.Option(metavar="NAME,…", help="Likewise.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How long each run is; default: as the files say, 300.")] = None,
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option(help="Where runs and report go.", file_okay=False)] = Path("runs/arena"),
+    draw: Draw = False,
+    publish: Publish = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    jobs: Jobs = "1",
+    ray: RayAddress = None,
+    gpu_share: GpuShare = 1.0,
+    as_json: Json = False,
+    worker: Worker = False,
+) -> None:
+    """Let every defense meet every attack on equal terms, over several seeds, and say who loses least.
+
+    Attackers lie from the first round on. Rules that must be told how many they are, are told the truth, and stand
+    apart from those that need no telling. Plain averaging without an attack is always run: all are measured by it.
+    Finished runs are not repeated and interrupted ones go on, so the same command can be given until all is done.
+    """
+    from ..studies.arena.plan import Choice, plan, thinned
+    from ..studies.arena.report import write_arena_report
+    from ..studies.study import shipped
+
+    choice = Choice(_names(defenses), _names(attacks), seeds, rounds, changes or ())
+    planned = plan(dataset or ["digits"], _shares(attackers), choice)
+    if not worker:
+        for words in planned.left_out:
+            console.note(words)
+    study = Study(planned.cells, TITLE, "this arena", write_arena_report, thinned)
+    place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, shipped("arena"))
+    run_study(study, out, place, draw=draw, publish=publish, as_json=as_json)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--attackers must be shares like 0.1,0.3, got {text!r}") from error

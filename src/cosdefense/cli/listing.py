@@ -1,0 +1,63 @@
+"""What there is: every part by name, with its options and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from ..catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
+from ..catalog.signatures import first_line, needs_of, options_of, required_by
+from ..core import Need
+from ..data import DATASETS
+from ..data.partition import PARTITIONS
+from ..training.models import MODELS
+from .kinds import Kind
+
+LISTED: dict[Kind, Mapping[str, Callable[..., Any]]] = {
+    Kind.defenses: PRESETS,
+    Kind.filters: FILTERS,
+    Kind.aggregators: AGGREGATORS,
+    Kind.hooks: HOOKS,
+    Kind.attacks: ATTACKS,
+    Kind.models: MODELS,
+    Kind.partitions: PARTITIONS,
+}
+
+
+NEEDY = (Kind.defenses, Kind.filters, Kind.aggregators, Kind.hooks)  # kinds that may ask something of a deployment
+
+
+def entries(kind: Kind) -> list[dict[str, Any]]:
+    """Name, first line and options of each, and what it needs of a deployment."""
+    if kind is Kind.datasets:
+        return [
+            {"name": name, "what": spec.description, "options": {}, "required": []} for name, spec in DATASETS.items()
+        ]
+    return [
+        {"name": name, "what": first_line(target), "options": options_of(target), "required": required_by(target)}
+        | ({"needs": sorted(needs_of(target))} if kind in NEEDY else {})
+        for name, target in LISTED[kind].items()
+    ]
+
+
+def table(kind: Kind) -> Table:
+    """The same for a person; what a deployment must have is one narrow column each, by initial."""
+    needs = list(Need) if kind in NEEDY else []
+    legend = "needs " + " · ".join(f"{need[0].upper()} {need}" for need in needs) if needs else None
+    shown = Table(title=str(kind), title_justify="left", caption=legend, caption_justify="left", show_lines=True)
+    shown.add_column("name", no_wrap=True)
+    shown.add_column("what it does, options")
+    for need in needs:
+        shown.add_column(need[0].upper(), justify="center", min_width=1)
+    for entry in entries(kind):
+        required = [f"{key} (required)" for key in entry["required"]]
+        options = ", ".join([*required, *(f"{key} = {_short(value)}" for key, value in entry["options"].items())])
+        marks = ["✓" if need in entry["needs"] else "" for need in needs]
+        shown.add_row(entry["name"], "\n".join(filter(None, (entry["what"], options))), *marks)
+    return shown
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -1,0 +1,41 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..runs.execution import WORKER
+
+Out = Annotated[Path, typer.Option(help="The folder that holds runs.", file_okay=False)]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Jobs = Annotated[
+    str, typer.Option(metavar="N|auto", help="Processes on this machine that share the runs; auto: as many as fit.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="Run on this Ray cluster, one run per task and core; local: on a Ray of its own. Results come to --out "
+        'here, nodes need cosdefense and no data. Needs the extra "ray".',
+    ),
+]
+GpuShare = Annotated[
+    float, typer.Option(help="With --ray: of a GPU, what each run asks for; 0.25 puts four runs on one.")
+]
+Worker = Annotated[bool, typer.Option(WORKER, hidden=True)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
+]
+Draw = Annotated[bool, typer.Option("--draw", help="Run nothing: report on what is there, finished or not.")]
+Publish = Annotated[
+    Path | None,
+    typer.Option(help="Write the report of the finished runs, and their records made small, to this folder instead."),
+]

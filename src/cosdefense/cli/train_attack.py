@@ -1,0 +1,91 @@
+"""cosdefense train-attack: learn how to attack one defense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..catalog.options import ConfigError, unknown
+from . import console
+from .options import Changes, DataDir, Device, Json
+
+if TYPE_CHECKING:
+    from ..reinforcement import Lesson
+
+EPILOG = (
+    "Example: cosdefense train-attack experiments/learned-attack.toml --defense clipping-median "
+    "--out policy.safetensors --seed 100. Use it in an experiment as an attack with name = 'learned-policy' and "
+    "path = 'policy.safetensors'."
+)
+
+
+def train_attack(
+    file: Annotated[Path, typer.Argument(help="An experiment as TOML: its data, model and training are attacked.")],
+    out: Annotated[Path, typer.Option(help="Where to write the policy, a safetensors file.", dir_okay=False)],
+    defense: Annotated[
+        str | None, typer.Option(help="The label of the defense to attack, if the file has several.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Decides who lies, with which data, and how training goes.")] = 0,
+    episode: Annotated[int, typer.Option(help="Decisions until the federation starts afresh.")] = 100,
+    max_magnitude: Annotated[float, typer.Option(help="How hard the policy may push at most.")] = 29.9,
+    max_local_steps: Annotated[int, typer.Option(help="How many local steps the policy may train at most.")] = 10,
+    changes: Changes = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a policy that is already there.")] = False,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Train the policy of a learned attack against one defense. Needs gymnasium and stable-baselines3, the extra "rl".
+
+    The malicious clients of the experiment play its federation on nothing but their own data, against the same server
+    rule, and learn by reinforcement (TD3) how hard to push and how many steps to train before. The attacks of the file
+    do not matter. Ctrl-C keeps what was learned so far; training again starts from the beginning.
+    """
+    import torch
+
+    from ..data import datasets
+    from ..reinforcement import TrainingInterrupted, train_policy
+    from ..runs.experiment import load
+    from ..runs.prepare import choose_device, dry_run
+
+    # The file's own attacks may name the very policy that is still to be made.
+    experiment = load(file, (*(changes or ()), f"seeds=[{seed}]", 'attacks=[{name="none"}]'))
+    labels = {entry.label: entry for entry in experiment.defenses}
+    if defense is None and len(labels) > 1:
+        raise ConfigError(f"--defense is needed: one of {', '.join(labels)}")
+    if defense is not None and defense not in labels:
+        raise unknown("defense", defense, labels)
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out} exists already: choose another file, or --overwrite")
+    cell = replace(experiment, defenses=(labels[defense] if defense else experiment.defenses[0],))
+    lesson = _lesson(steps, episode, max_magnitude, max_local_steps)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    chosen = choose_device(device)
+    if chosen.type == "cpu":
+        torch.set_num_threads(1)  # clients are small; and one thread gives the same policy on any number of cores
+    try:
+        with console.progress_bars() as bars:
+            dataset = datasets.load(cell.data.dataset, data_dir, progress=console.download_progress(bars))
+            dry_run(cell, dataset)
+            trained = train_policy(cell, dataset, chosen, out, lesson, console.training_progress(bars, steps))
+    except TrainingInterrupted as stopped:
+        kept = f"what was learned so far is in {out}" if stopped.written else "nothing was learned yet"
+        console.fail(f"interrupted after {stopped.steps} of {steps} decisions; {kept}", 130)
+    except KeyboardInterrupt:
+        console.fail("interrupted; nothing was learned yet", 130)
+    console.show_trained(trained, as_json)
+
+
+def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
+    from ..attacks.policy import Actions
+    from ..reinforcement import Lesson
+
+    try:
+        actions = Actions((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
+        return Lesson(steps=steps, episode=episode, actions=actions)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

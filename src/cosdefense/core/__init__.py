@@ -1,0 +1,37 @@
+"""The nouns that everything else is about: layout, cohort, parts, defense, and what they remember."""
+
+from .client_table import ClientTable
+from .cohort import Cohort, TooFewClients
+from .defense import Defense, Verdict
+from .layout import Layout
+from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
+from .randomness import derive, generator, seeded
+from .running_average import check_decay, running_average
+from .state import pack, unpack
+from .trusted_data import MissingTrustedData, TrustedData
+
+__all__ = [
+    "Aggregator",
+    "ClientHook",
+    "ClientTable",
+    "Cohort",
+    "Defense",
+    "Filter",
+    "Judgment",
+    "Layout",
+    "Loss",
+    "MissingTrustedData",
+    "Need",
+    "Part",
+    "State",
+    "TooFewClients",
+    "TrustedData",
+    "Verdict",
+    "check_decay",
+    "derive",
+    "generator",
+    "pack",
+    "running_average",
+    "seeded",
+    "unpack",
+]

@@ -1,0 +1,93 @@
+"""The parts that a defense is made of: filters, an aggregator, and hooks that honest clients run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .cohort import Cohort
+from .layout import Layout
+
+State = Any  # what a part remembers: None, numbers, tensors, tuples, dicts and frozen dataclasses of them
+Loss = Callable[[Tensor, Tensor], Tensor]  # of a client's current parameters on images and labels
+
+
+class Need(StrEnum):
+    """What a part asks of a deployment beyond the updates of the round."""
+
+    SERVER_DATA = "server data"
+    CLIENT_DATA = "data of clients"
+    ATTACKER_COUNT = "guess of attackers"
+    CLIENT_MEMORY = "memory per client"
+    FULL_PARTICIPATION = "full participation"
+    COOPERATION = "code on clients"
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """What a filter thinks of each client it saw."""
+
+    scores: Float[Tensor, " n"]  # the evidence, for the report: the higher, the more suspicious
+    weights: Float[Tensor, " n"] | Bool[Tensor, " n"]  # how much each client should count; 0 = reject
+    updates: Float[Tensor, "n d"] | None = None  # the rows rewritten, by filters that do
+    points: Float[Tensor, "n 2"] | None = None  # where each client stands in a picture, by filters that draw one
+
+
+class Part(ABC):
+    """A piece of a defense: a frozen dataclass of hyper-parameters. What it remembers goes in and comes out."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    def init(self) -> State:
+        """What the part remembers before the first round."""
+        return None
+
+
+class Filter(Part):
+    """Judges the clients of a round."""
+
+    @abstractmethod
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]: ...
+
+
+class Aggregator(Part):
+    """Combines the updates of a round into one."""
+
+    # Rows of weight 0 do not count in it: rejected clients may stay in the cohort, which saves a copy of all others.
+    skips_rejected: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]: ...
+
+
+@dataclass(frozen=True)
+class ClientHook:
+    """The client's side of a defense: may change each batch before a step, and the parameters after it.
+
+    Clients may train at the same time: an answer depends on the arguments, and on torch's global stream, alone.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.COOPERATION})
+
+    def batch(
+        self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
+    ) -> tuple[Float[Tensor, "b *shape"], Int[Tensor, " b"]]:
+        """The batch to train on instead; `loss` is that of the parameters before the step."""
+        return images, labels
+
+    def step(
+        self,
+        params: Float[Tensor, " d"],
+        gradient: Float[Tensor, " d"],
+        previous: Float[Tensor, " d"] | None,
+        layout: Layout,
+        lr: float,
+    ) -> Float[Tensor, " d"]:
+        """The parameters to go on with; `previous` is the gradient of the step before, None at the first."""
+        return params

@@ -1,0 +1,47 @@
+"""A real federation node by node: how often each was asked, how often it counted, and why not."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ..runs.records import RunRecord
+from .table import NOTHING, Table
+
+MAX_OPEN = 24  # rows; more are shown when asked for
+
+
+def nodes_of(runs: Sequence[RunRecord]) -> Table | None:
+    """None where nobody knows why a reply was rejected, as in a simulation."""
+    known = [run for run in runs if any(record.reasons for record in run.rounds)]
+    rows = [(run.label, *row) for run in known for row in _rows(run)]
+    if not rows:
+        return None
+    several = len(known) > 1
+    return Table(
+        "nodes",
+        "Nodes",
+        "Counted: rounds in which the node's reply was used. Those that counted least stand first. "
+        "A node that hardly ever counts deserves a look.",
+        (*("Run",) * several, "Node", "Not counted because", "Rounds asked", "Counted"),
+        tuple(row if several else row[1:] for row in rows),
+        n_words=3 if several else 2,
+        parts=several,
+        folded=len(rows) > MAX_OPEN,
+    )
+
+
+def _rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
+    reasons: dict[int, Counter[str | None]] = defaultdict(Counter)
+    for record in run.rounds:
+        for node, reason in zip(record.clients, record.reasons, strict=False):
+            reasons[node][reason] += 1
+    return [
+        (str(node), _told(found), str(found.total()), str(found[None]))
+        for node, found in sorted(reasons.items(), key=lambda item: (item[1][None] / item[1].total(), item[0]))
+    ]
+
+
+def _told(found: Counter[str | None]) -> str:
+    told = [f"{reason} ({times}×)" for reason, times in found.most_common() if reason is not None]
+    return ", ".join(told) or NOTHING

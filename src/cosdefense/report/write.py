@@ -1,0 +1,69 @@
+"""Writes a report: figures as PNG, tables as markdown, and one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runs.records import RunRecord
+
+if TYPE_CHECKING:
+    from .figure import Figure
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the report was written."""
+
+    page: Path
+    figures: tuple[Path, ...]  # PNG, only those that had data
+    tables: Path | None = None  # markdown, where the report has more than the one table of its page
+
+
+class MissingReportExtra(ImportError):
+    """The drawing libraries are not installed."""
+
+
+def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
+    """Write `report.html` and its figures as PNG into the folder `out`, which is created if it is missing."""
+    if not runs:
+        raise ValueError("a report needs at least one run, got none")
+    with drawing_libraries():
+        from .figures import figures_of
+        from .page import page_of
+    figures = figures_of(runs)
+    return write_files(out, figures, page_of(runs, figures, title))
+
+
+@contextmanager
+def drawing_libraries() -> Iterator[None]:
+    """Wraps imports of the drawing libraries, without which the rest of the package works."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("altair", "vl_convert"):
+            raise
+        raise MissingReportExtra(
+            f"a report needs altair and vl-convert-python, {error.name} was not found: pip install 'cosdefense[report]'"
+        ) from error
+
+
+def write_tables(out: Path, text: str) -> Path:
+    """Write the markdown tables of a study."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "tables.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_files(out: Path, figures: Sequence[Figure], page: str, tables: Path | None = None) -> Report:
+    """Write the figures and the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = tuple(out / f"{figure.name}.png" for figure in figures)
+    for figure, picture in zip(figures, pictures, strict=True):
+        picture.write_bytes(figure.png())
+    (out / "report.html").write_text(page, encoding="utf-8")
+    return Report(out / "report.html", pictures, tables)

@@ -1,0 +1,1 @@
+"""Experiments as files, runs as folders, many runs at once."""

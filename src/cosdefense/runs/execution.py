@@ -1,0 +1,42 @@
+"""Where and by how many the work is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..catalog.options import ConfigError
+
+WORKER = "--worker"  # the hidden option by which a process knows that another one started it
+
+
+class MissingRayExtra(ImportError):
+    """Ray is not installed."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """On this machine, by one or several processes, or on a Ray cluster."""
+
+    device: str = "auto"
+    data_dir: Path | None = None
+    processes: int | None = 1  # None: as many as fit
+    worker: bool = False  # started by another process, which tells the user what comes out
+    ray: str | None = None  # the address of a cluster, or "local"
+    gpu_share: float = 1.0  # of a GPU, what one run on a cluster asks for
+    parts: Path | None = None  # the Python files in this folder go to a cluster's nodes with the runs
+
+    def __post_init__(self) -> None:
+        if self.processes is not None and self.processes < 1:
+            raise ConfigError(f"--jobs must be at least 1, got {self.processes}")
+        if not 0 < self.gpu_share <= 1:
+            raise ConfigError(f"--gpu-share must be above 0 and at most 1, got {self.gpu_share:g}")
+        if self.ray is None:
+            return
+        if self.processes != 1:
+            raise ConfigError("--jobs is for this machine: with --ray, as many runs go on as the cluster has room for")
+        if self.device not in ("auto", "cpu", "cuda"):  # which GPU is for Ray to say
+            raise ConfigError(f"with --ray the device must be auto, cpu or cuda, got {self.device!r}")
+        if find_spec("ray") is None:
+            raise MissingRayExtra("--ray needs Ray, which was not found: pip install 'cosdefense[ray]'")

@@ -1,0 +1,1 @@
+"""Federated learning with some malicious clients, round by round."""

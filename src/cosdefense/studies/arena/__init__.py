@@ -1,0 +1,1 @@
+"""Every defense against every attack."""

@@ -1,0 +1,154 @@
+"""The arena: every defense against every attack on equal terms, and which runs that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ...attacks import Attack
+from ...catalog.options import ConfigError, unknown
+from ...catalog.registry import get
+from ...core import Cohort, Defense, TooFewClients
+from ...runs.experiment import Entry, Experiment, entry_names, from_table, read_table
+from ...runs.records import RunRecord, thin
+from ...testing.examples import LAYOUT, ExampleTrustedData
+from ..study import Cell, shipped
+
+FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
+EVALUATIONS = 60  # in a run, six of them in the last tenth, whatever its length
+
+Part = TypeVar("Part")
+T = TypeVar("T", Attack, Defense)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of an arena, and who cannot take part in it."""
+
+    cells: tuple[Cell, ...]
+    left_out: tuple[str, ...]  # in words: who, where and why
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of the files is wanted; None: all of it."""
+
+    defenses: Sequence[str] | None = None  # labels, or names of the catalog
+    attacks: Sequence[str] | None = None
+    n_seeds: int = 3
+    rounds: int | None = None  # None: as the file says
+    changes: Sequence[str] = ()  # "key=value", of the file
+
+    def __post_init__(self) -> None:
+        if self.n_seeds < 1:
+            raise ConfigError(f"--seeds must be at least 1, got {self.n_seeds}")
+        if self.rounds is not None and self.rounds < 1:
+            raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
+
+
+def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = Choice()) -> Plan:
+    """The runs on each dataset with each share of attackers, each once and in the same order however they are named."""
+    for dataset in datasets:
+        if dataset not in FIELDS:
+            raise unknown("dataset", dataset, FIELDS)
+    for share in attackers:
+        if not 0 < share < 1:
+            raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
+    cells: dict[Path, Cell] = {}
+    left_out: list[str] = []
+    for dataset in sorted(set(datasets), key=FIELDS.index):
+        for share in sorted(set(attackers)):
+            runs, absent = _field(dataset, share, choice)
+            left_out += [
+                f"{label} is left out at {100 * share:.3g}% attackers on {dataset}: {why}"
+                for label, why in absent.items()
+            ]
+            for cell in runs:
+                cells.setdefault(cell.folder(Path()), Cell(cell))
+    return Plan(tuple(cells.values()), tuple(left_out))
+
+
+def thinned(run: RunRecord) -> list[dict[str, Any]]:
+    """What is published of a run: the arena's tables and figures are made of summaries."""
+    return thin(run, curve=False)
+
+
+def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
+    """The runs on one dataset with one share of attackers, and who cannot take part."""
+    table = read_table(shipped("arena") / f"{dataset}.toml", [*_length(choice.rounds), *choice.changes])
+    table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
+    table["data"] = {**table.get("data", {}), "malicious": share}
+    experiment = from_table(table)
+    attacks = _chosen("attack", choice.attacks, table["attacks"], experiment.attacks)
+    wanted = _chosen("defense", choice.defenses, table["defenses"], experiment.defenses)
+    sampled = experiment.training.sampled
+    liars, absent = _present(experiment.attacks, lambda attack: _told(attack, share))
+    judges, unable = _present(experiment.defenses, lambda defense: _able(_informed(defense, share), sampled))
+    grid = replace(experiment, attacks=liars, defenses=judges)
+    missed = {label: why for label, why in (absent | unable).items() if label in attacks | wanted}
+    return list(_cells(grid, attacks, wanted)), missed
+
+
+def _present(entries: Sequence[Entry[T]], inform: Callable[[T], T]) -> tuple[tuple[Entry[T], ...], dict[str, str]]:
+    """Those that can take part, told what they take a guess at; and why the others cannot."""
+    present, absent = list[Entry[T]](), dict[str, str]()
+    for entry in entries:
+        try:
+            present.append(replace(entry, part=inform(entry.part)))
+        except (ValueError, TooFewClients) as error:
+            absent[entry.label] = str(error)
+    return tuple(present), absent
+
+
+def _cells(grid: Experiment, attacks: Collection[str], defenses: Collection[str]) -> Iterator[Experiment]:
+    """What is wanted of the grid; the plain mean without an attack always, since all others are measured by it."""
+    for cell in grid.cells():
+        (attack,), (defense,) = cell.attacks, cell.defenses
+        yardstick = attack.part == Attack() and defense.part == get("fedavg")
+        if yardstick or (attack.label in attacks and defense.label in defenses):
+            yield cell
+
+
+def _length(rounds: int | None) -> list[str]:
+    if rounds is None:
+        return []
+    return [f"training.rounds={rounds}", f"training.evaluate_every={max(1, rounds // EVALUATIONS)}"]
+
+
+def _chosen(
+    kind: str, wanted: Sequence[str] | None, tables: Sequence[Mapping[str, Any]], entries: Sequence[Entry[Any]]
+) -> set[str]:
+    """The labels of the entries that are called so; a name of the catalog may stand for several."""
+    pairs = zip(entries, tables, strict=True)
+    known = {entry.label: {name.casefold() for name in entry_names(table)} for entry, table in pairs}
+    if wanted is None:
+        return set(known)
+    found = set()
+    for name in wanted:
+        labels = {label for label, names in known.items() if name.casefold() in names}
+        if not labels:
+            raise unknown(kind, name, known)
+        found |= labels
+    return found
+
+
+def _informed(defense: Defense, share: float) -> Defense:
+    """The defense, told the truth wherever it takes a guess."""
+    filters = tuple(_told(part, share) for part in defense.filters)
+    return replace(defense, filters=filters, aggregator=_told(defense.aggregator, share))
+
+
+def _told(part: Part, share: float) -> Part:
+    takes_a_guess = any(field.name == "contamination" for field in fields(part))  # type: ignore[arg-type]
+    return replace(part, contamination=share) if takes_a_guess else part  # type: ignore[type-var]
+
+
+def _able(defense: Defense, n: int) -> Defense:
+    """The defense, if its mathematics works with n clients: an error otherwise."""
+    updates, params = torch.zeros(n, LAYOUT.size), torch.zeros(LAYOUT.size)
+    defense(Cohort.of(updates, params, LAYOUT, torch.arange(n), trusted_data=ExampleTrustedData()), defense.init())
+    return defense

@@ -1,0 +1,1 @@
+"""The CosDefense paper, reproduced."""

@@ -1,0 +1,98 @@
+"""The numbers behind the paper's figures 1, 2, 4 and 6."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from ...report.chart_data import MAX_POINTS, Row
+from ...report.experiment_settings import setting
+from ...report.groups import Group
+from ...runs.records import RoundRecord, RunRecord
+
+TRACED = "TracedCosDefense"  # the filter that writes down raw cosines
+WINDOW = 40  # rounds of the moving average, as in the paper
+
+
+def layer_rows(groups: Sequence[Group]) -> list[Row]:
+    """Figure 1: by layer and iteration, how much the clients' weights are alike, and how much their changes."""
+    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for run in (run for group in groups for run in group.runs):
+        steps = setting(run.header, "experiment", "training", "local_steps") or 1
+        for record in run.rounds:
+            for name, values in record.scores.items():
+                what, _, tensor = name.partition(": ")
+                found[what, tensor, (record.round + 1) * steps] += _numbers(values)
+    labels = layer_labels(dict.fromkeys(tensor for _, tensor, _ in found))
+    drawn = set(_thinned(sorted({iteration for *_, iteration in found})))
+    return [
+        {"of": what, "layer": labels[tensor], "tensor": tensor, "iteration": iteration, **_band(values)}
+        for (what, tensor, iteration), values in found.items()
+        if values and iteration in drawn
+    ]
+
+
+def layer_labels(tensors: Mapping[str, None]) -> dict[str, str]:
+    """The layers numbered from input to output."""
+    last = len(tensors) - 1
+    return {tensor: "last layer" if index == last else f"layer {index + 1}" for index, tensor in enumerate(tensors)}
+
+
+def trace_rows(group: Group, label: str) -> list[Row]:
+    """Figure 2: by round, the mean score of all received updates; averaged over the last rounds, then over seeds."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for run in group.runs:
+        trace = mean_scores(run)
+        for index, (number, _) in enumerate(trace):
+            window = [score for _, score in trace[max(0, index + 1 - WINDOW) : index + 1]]
+            found[number].append(fmean(window))
+    numbers = _thinned(sorted(found))
+    return [{"case": label, "round": number, **_band(found[number]), "seeds": len(found[number])} for number in numbers]
+
+
+def mean_scores(run: RunRecord) -> list[tuple[int, float]]:
+    """By round, the mean of what the filter said of the updates it received."""
+    judged = [(record.round, _scores(record)) for record in run.rounds]
+    return [(number, fmean(scores)) for number, scores in judged if scores]
+
+
+def _scores(record: RoundRecord) -> list[float]:
+    """Those of the traced filter; of the only one where that has another name."""
+    known = [record.scores[name] for name in (TRACED, *record.scores) if name in record.scores]
+    return _numbers(known[0]) if known else []
+
+
+def share_rows(values: Sequence[tuple[float, Group]], form: str) -> list[Row]:
+    """Figures 4 and 6: final accuracy by a setting, its spread over seeds, and every seed on its own."""
+    rows = []
+    for value, group in values:
+        place = {"setting": f"{value:{form}}", "defense": group.defense}
+        ends = [(run.header.get("seed"), summary.get("final_accuracy")) for run, summary in _pairs(group)]
+        found = [end for _, end in ends if end is not None]
+        if not found:
+            continue
+        mean, spread = fmean(found), stdev(found) if len(found) > 1 else 0.0
+        bar = {"kind": "mean", "accuracy": round(mean, 5), "seeds": len(found), "deviation": round(spread, 5)}
+        rows.append(place | bar | {"low": round(max(0.0, mean - spread), 5), "high": round(min(1.0, mean + spread), 5)})
+        dots = [(seed, end) for seed, end in ends if end is not None and len(found) > 1]
+        rows += [place | {"kind": "seed", "accuracy": round(end, 5), "seed": str(seed)} for seed, end in dots]
+    return rows
+
+
+def _thinned(numbers: Sequence[int]) -> Sequence[int]:
+    """At most as many as a curve has points; counted from the end, so that the last is always drawn."""
+    return numbers[::-1][:: math.ceil(len(numbers) / MAX_POINTS) or 1][::-1]
+
+
+def _pairs(group: Group) -> list[tuple[RunRecord, Row]]:
+    return list(zip(group.runs, group.summaries, strict=True))
+
+
+def _band(values: Sequence[float]) -> Row:
+    return {key: round(of(values), 6) for key, of in (("mean", fmean), ("low", min), ("high", max))}
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]

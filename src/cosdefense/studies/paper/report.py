@@ -1,0 +1,29 @@
+"""Writes the report of the reproduced paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...report.table import markdown_of
+from ...report.write import Report, drawing_libraries, write_files, write_tables
+from ...runs.records import RunRecord
+from .tables import paper_tables
+from .views import paper_of
+
+
+def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
+    """Write `tables.md`, then figures and page, for runs of the paper's experiments; what was not run is left out.
+
+    Only the paper's own figures and the heat maps become PNG; the page has more.
+    """
+    paper = paper_of(runs)
+    tables = paper_tables(paper)
+    written = write_tables(out, markdown_of(tables, title))
+    with drawing_libraries():
+        from .figures import paper_figures
+        from .page import paper_page_of
+    figures = paper_figures(paper)
+    page = paper_page_of(runs, paper, tables, figures, title)
+    shown = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
+    return write_files(out, shown, page, written)

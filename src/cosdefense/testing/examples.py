@@ -1,0 +1,84 @@
+"""What the contract is tried on: a small network, cohorts of all sizes and scales, clean data at a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ..core import Cohort, Layout, TrustedData
+
+DTYPES = (torch.float32, torch.float64)
+SCALES = (1e-8, 1.0, 1e8)
+SIZES = (1, 2, 3, 5, 10, 11, 23)
+
+# A small network with BatchNorm: weights, buffers that never vote, and a head.
+LAYOUT = Layout(
+    (
+        ("features.weight", (4, 3)),
+        ("head.weight", (3, 4)),
+        ("head.bias", (3,)),
+        ("norm.running_mean", (4,)),
+        ("norm.running_var", (4,)),
+    ),
+    head="head.weight",
+    n_trainable=27,
+)
+
+
+@dataclass(frozen=True)
+class ExampleTrustedData(TrustedData):
+    """Clean data for the small network: a little of its own, the same everywhere, and of every client."""
+
+    scale: float = 1.0  # of its updates, to go with those of a cohort
+
+    def update(self, params: Tensor, seed: int) -> Tensor:
+        return self.scale * _drawn(seed, LAYOUT.size, params) - 0.01 * params
+
+    def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        images = _drawn(7, 60, params).view(20, 3)
+        tensors = LAYOUT.unflatten(params)
+        hidden = (images @ tensors["features.weight"].T).relu()
+        logits = hidden @ tensors["head.weight"].T + tensors["head.bias"]
+        return logits, torch.arange(20, device=params.device) % 3
+
+    def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
+        # Nearly the same for all, so that identical clients should be judged alike.
+        lengths = self.scale * (1 + 1e-3 * (clients % 7).to(params.dtype))
+        return lengths[:, None] * _drawn(seed, LAYOUT.size, params)
+
+
+def _drawn(seed: int, size: int, like: Tensor) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like.device)
+
+
+def cohorts(device: str) -> Iterator[Cohort]:
+    """Cohorts of all sizes, types and scales; always the same ones."""
+    for number, (n, dtype, scale) in enumerate(
+        (n, dtype, scale) for n in SIZES for dtype in DTYPES for scale in SCALES
+    ):
+        rng = torch.Generator().manual_seed(number)
+        updates = scale * torch.randn(n, LAYOUT.size, generator=rng, dtype=dtype)
+        params = torch.randn(LAYOUT.size, generator=rng, dtype=dtype)
+        for where in LAYOUT.variances:  # a variance is positive, and so is one that an honest client reports
+            params[where] = params[where].abs() + 1
+            updates[:, where] = updates[:, where].abs()
+        clients = torch.randperm(1000, generator=rng)[:n]
+        cohort = Cohort.of(
+            updates.to(device), params.to(device), LAYOUT, clients, seed=number, trusted_data=ExampleTrustedData(scale)
+        )
+        yield cohort
+        if scale == 1.0 and n >= 10:  # and one client that sends absurd numbers
+            yield replace(
+                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], 1e30, cohort.updates)
+            )
+
+
+def masks(n: int, device: str) -> Iterator[Bool[Tensor, " n"]]:
+    nobody = torch.zeros(n, dtype=torch.bool, device=device)
+    some = nobody.clone()
+    some[: n // 3] = True
+    yield from (nobody, some, ~nobody)

@@ -1,0 +1,208 @@
+"""Every part of the catalog keeps the contract, and the contract catches parts that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment, Layout
+from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, NoisyMean, TrimmedMean
+from cosdefense.attacks import (
+    ALIE,
+    Adaptive,
+    Backdoor,
+    Camouflage,
+    ExplicitBoosting,
+    InnerProduct,
+    KrumPoisoning,
+    LabelFlip,
+    LearnedPolicy,
+    Mimic,
+    MinMax,
+    MinSum,
+    Noise,
+    SignFlip,
+    TrimmedMeanPoisoning,
+)
+from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, PRESETS
+from cosdefense.core import State
+from cosdefense.filters import RFFL, ByGARS, ByGARSPlusPlus, Clip, CosDefense, FoolsGold, Krum, PCAClusters, Sageflow
+from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
+from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
+
+# Every class of the catalog with its defaults, and the options that change its behavior.
+FILTER_CASES = [
+    *(kind() for kind in FILTERS.values()),
+    CosDefense(layer="features.weight"),
+    CosDefense(threshold="mean+std", k=0.5),
+    CosDefense(threshold="mad", k=3.0),
+    Clip(max_norm=0.1),
+    Krum(contamination=0.1, keep=None),
+    Krum(contamination=0.0, keep=3),
+    ByGARS(steps=1),
+    ByGARSPlusPlus(rate=1.0, capacity=5),
+    FoolsGold(head_only=True, capacity=5),
+    PCAClusters(source=1),
+    RFFL(warm_up=0, threshold=0.9),
+    Sageflow(max_entropy=2.0, delta=5.0, patient=False),
+]
+AGGREGATOR_CASES = [
+    *(kind() for kind in AGGREGATORS.values()),
+    TrimmedMean(0.1),
+    TrimmedMean(0.0),
+    NoisyMean(1.0, True),
+    Bulyan(0.0),
+    CenteredClipping(radius=1e9, steps=3),
+    GeometricMedian(steps=3, smoothing=0.1),
+]
+ATTACK_CASES = [
+    # LearnedPolicy needs a file: test_learned_policy.py. Adaptive stands below, with fewer trials: it takes a minute.
+    *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive)),
+    InnerProduct(0.5),
+    SignFlip(5.0),
+    SignFlip(every_step=True),
+    Noise(0.1, on_top=True),
+    LabelFlip(1, 7),
+    Backdoor(target=3, fraction=1.0, size=8, scale=None),
+    ExplicitBoosting(steps=1),
+    KrumPoisoning(0.1, knowledge="partial", spread=0.01, smallest=0.1),  # a short search; the default's is long
+    TrimmedMeanPoisoning(knowledge="partial"),
+    ALIE(knowledge="partial"),
+    ALIE(z=-1.5),
+    MinMax("sign", "partial"),
+    MinMax("std"),
+    MinSum("sign", "partial", "min"),
+    MinSum("std"),
+    Camouflage(1.0, "partial"),
+    Mimic("partial", warm_up=1),
+    Adaptive(PRESETS["cosdefense"](), trials=20),  # every direction in every camouflage
+    Adaptive(PRESETS["multi-krum"](), "partial", trials=7),
+    Adaptive(PRESETS["bygars++"](), trials=3),
+]
+
+
+@pytest.mark.parametrize("part", FILTER_CASES, ids=repr)
+def test_filters(part: Filter) -> None:
+    check_filter(part, agreement_is_innocent=not isinstance(part, NOT_BY_AGREEMENT))
+
+
+@pytest.mark.parametrize("part", AGGREGATOR_CASES, ids=repr)
+def test_aggregators(part: Aggregator) -> None:
+    check_aggregator(part, adds_noise=isinstance(part, ADDS_NOISE), limits_steps=isinstance(part, LIMITS_STEPS))
+
+
+@pytest.mark.parametrize("attack", ATTACK_CASES, ids=repr)
+def test_attacks(attack: Attack) -> None:
+    check_attack(attack)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_recipes(name: str) -> None:
+    check_defense(PRESETS[name]())
+
+
+@dataclass(frozen=True)
+class Remembering(Filter):
+    """A well-behaved stateful filter of a third party: counts how often it saw each client."""
+
+    def init(self) -> ClientTable:
+        return ClientTable.empty()
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        seen = state.lookup(cohort.clients, default=torch.zeros(len(cohort), 1)) + 1
+        return Judgment(seen[:, 0], torch.ones_like(cohort.weights)), state.updated(cohort.clients, seen)
+
+
+def test_third_party_filter_with_memory() -> None:
+    check_filter(Remembering())
+
+
+@dataclass(frozen=True)
+class KeepsFirst(Filter):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        return Judgment(cohort.weights, torch.arange(len(cohort)) < 1), state
+
+
+@dataclass(frozen=True)
+class Scribbles(Filter):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        cohort.updates[0] = 0
+        return Judgment(cohort.weights, cohort.weights), state
+
+
+@dataclass(frozen=True)
+class Forgets(Filter):
+    def init(self) -> State:
+        return {}
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        state["rounds"] = state.get("rounds", 0) + 1  # mutates what it was given
+        return Judgment(cohort.weights * state["rounds"], cohort.weights), state
+
+
+@dataclass(frozen=True)
+class SumsUp(Aggregator):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
+        return cohort.updates.sum(dim=0), state
+
+
+@dataclass(frozen=True)
+class LowerMedian(Aggregator):
+    """Not even wrong for odd n: kept to show that the contract alone does not replace pinned values."""
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
+        return cohort.updates.median(dim=0).values, state
+
+
+@dataclass(frozen=True)
+class Narrows(Aggregator):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
+        return cohort.updates.mean(dim=0).float(), state
+
+
+@dataclass
+class Thawed(Filter):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        return Judgment(cohort.weights, cohort.weights), state
+
+
+@dataclass(frozen=True)
+class WritesForged(Attack):
+    def forge(self, cohort: Cohort, malicious: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        cohort.updates[malicious] *= -1
+        return cohort.updates, state
+
+
+@pytest.mark.parametrize(
+    ("check", "part", "complaint"),
+    [
+        (check_filter, KeepsFirst(), "must not depend on the order"),
+        (check_filter, Scribbles(), "must not write to its input"),
+        (check_filter, Forgets(), "must not write to the state"),
+        (check_filter, Thawed(), "frozen"),
+        (check_aggregator, SumsUp(), "identical clients"),
+        (check_aggregator, Narrows(), "must stay torch.float64"),
+        (check_attack, WritesForged(), "must not write"),
+    ],
+)
+def test_the_contract_can_fail(check: Callable[[object], None], part: object, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check(part)
+
+
+def test_pinned_values_are_still_needed() -> None:
+    check_aggregator(LowerMedian())
+    even = Cohort.of(torch.tensor([[1.0], [2.0]]), torch.zeros(1), _one_number())
+    assert LowerMedian()(even, None)[0] != Median()(even, None)[0]
+
+
+def test_mean_counts_weights() -> None:
+    cohort = Cohort.of(torch.tensor([[1.0], [5.0]]), torch.zeros(1), _one_number())
+    assert Mean()(replace(cohort, weights=torch.tensor([3.0, 1.0])), None)[0].item() == 2.0
+
+
+def _one_number() -> Layout:
+    return Layout((("weight", (1,)),), "weight", 1)

@@ -1,0 +1,290 @@
+"""A server that is killed goes on to the same bits; a checkpoint that does not fit is refused and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import LocalGrid, arrays_of, honest, model, record
+from flwr.app import ArrayRecord, Message, MetricRecord
+from strategies import STRATEGIES
+
+from cosdefense import Defense, Filter
+from cosdefense.aggregators import Mean, Median
+from cosdefense.filters import RFFL, Clip, FoolsGold, Krum
+from cosdefense.flower import Defended
+from cosdefense.report import write_report
+from cosdefense.runs.checkpoint import DamagedCheckpoint
+from cosdefense.runs.records import RoundRecord, read_run
+
+ROUNDS = 4
+PAIRS: dict[str, Filter] = {"FedAdam": FoolsGold(), "FedAvgM": RFFL(warm_up=1), "DP, adaptive": FoolsGold()}
+Step = Callable[[], None]
+
+
+def defended(strategy: str, folder: Path, defense: Filter | Defense | None = None) -> Defended:
+    return Defended(STRATEGIES[strategy](), defense or PAIRS[strategy], checkpoint_dir=folder, seed=8)
+
+
+def accuracy(number: int, arrays: ArrayRecord) -> MetricRecord:
+    return MetricRecord({"accuracy": float(np.abs(arrays_of(arrays)["head.weight"]).mean())})
+
+
+def run(strategy: str, folder: Path, rounds: int = ROUNDS, grid: LocalGrid | None = None) -> str:
+    """From wherever it stands to the end; the digest of all that comes out."""
+    result = defended(strategy, folder).start(
+        grid or LocalGrid(honest), record(model()), num_rounds=rounds, evaluate_fn=accuracy, resume=True
+    )
+    hashed = hashlib.sha256(b"".join(array.data for array in result.arrays.values()))
+    for history in (
+        result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp,
+    ):  # fmt: skip
+        hashed.update(repr([(number, sorted(metrics.items())) for number, metrics in history.items()]).encode())
+    return hashed.hexdigest()
+
+
+class CountingGrid(LocalGrid):
+    """Says when a reply is pulled."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(honest)
+        self._step = step
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._step()
+        return super().pull_messages(message_ids)
+
+
+def killed(strategy: str, folder: Path, die_at: int | None) -> bool:
+    """Run in a process of its own that gets SIGKILL at its n-th step: a pull, or a call that makes a file safe."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none of them holds a lock here
+        child = os.fork()
+    if child == 0:
+        try:
+            steps = 0
+
+            def step() -> None:
+                nonlocal steps
+                steps += 1
+                if steps == die_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def announced(call: Callable[..., Any]) -> Callable[..., Any]:
+                def before(*arguments: Any) -> Any:
+                    step()
+                    return call(*arguments)
+
+                return before
+
+            os.fsync, os.replace = announced(os.fsync), announced(os.replace)
+            (folder.parent / f"{folder.name}.digest").write_text(run(strategy, folder, grid=CountingGrid(step)))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def without_seconds(folder: Path) -> list[RoundRecord]:
+    return [replace(r, seconds={}) for r in read_run(folder).rounds]
+
+
+STEPS_PER_ROUND = 8 + 8 + 4  # nodes train, nodes evaluate, two files are written, one of them in two steps and a folder
+
+
+@pytest.mark.parametrize("strategy", PAIRS)
+def test_a_server_killed_at_random_points_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
+    expected = run(strategy, tmp_path / "whole")
+    generator, kills = random.Random(f"{strategy} 1"), 0
+    for attempt in range(10):
+        folder = tmp_path / str(attempt)
+        for _ in range(2):
+            kills += killed(strategy, folder, die_at=generator.randint(2, 2 * STEPS_PER_ROUND))
+        assert not killed(strategy, folder, die_at=None)
+        assert (tmp_path / f"{attempt}.digest").read_text() == expected
+        assert without_seconds(folder) == without_seconds(tmp_path / "whole")
+    assert kills >= 10
+
+
+@pytest.mark.parametrize("strategy", ["FedAdam"])
+def test_a_server_killed_while_it_writes_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
+    """At each of the steps that write a round, and at the last before them."""
+    expected = run(strategy, tmp_path / "whole")
+    start = 3 + STEPS_PER_ROUND  # the header's three, and the first round
+    for step in range(start + 15, start + STEPS_PER_ROUND + 1):
+        folder = tmp_path / str(step)
+        assert killed(strategy, folder, die_at=step)
+        assert [r.round for r in read_run(folder).rounds][:1] == [0]
+        assert not killed(strategy, folder, die_at=None)
+        assert (tmp_path / f"{step}.digest").read_text() == expected
+        assert [r.round for r in read_run(folder).rounds] == list(range(ROUNDS))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_goes_on_as_if_nothing_had_happened(strategy: str, tmp_path: Path) -> None:
+    results = []
+    for stops in ((3,), (1, 2, 3)):
+        folder = tmp_path / str(len(stops))
+        for rounds in stops:
+            result = defended(strategy, folder, RFFL(warm_up=1)).start(
+                LocalGrid(honest), record(model()), num_rounds=rounds, resume=True
+            )
+        assert [metrics["cosdefense-skipped"] for metrics in result.train_metrics_clientapp.values()] == [0, 0, 0]
+        results.append((b"".join(array.data for array in result.arrays.values()), result.train_metrics_clientapp))
+    assert results[0] == results[1]
+
+
+def test_a_half_written_line_and_file_are_left_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    expected = run("FedAdam", tmp_path / "whole")
+    run("FedAdam", folder, rounds=2)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"round":2,"clients":[1,2')
+    (folder / ".checkpoint.safetensors.partial").write_bytes(b"half")
+    assert run("FedAdam", folder) == expected
+    assert without_seconds(folder) == without_seconds(tmp_path / "whole")
+
+
+def test_a_finished_run_is_told_again_without_asking_anybody(tmp_path: Path) -> None:
+    first = run("FedAvgM", tmp_path)
+    grid = LocalGrid(honest)
+    assert run("FedAvgM", tmp_path, grid=grid) == first
+    assert grid.pulls == 0
+
+
+def test_a_report_is_drawn_from_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    run("FedAvgM", tmp_path / "run")
+    found = read_run(tmp_path / "run")
+    assert found.label == "RFFL"
+    assert all(r.accuracy is not None for r in found.rounds)
+    write_report([found], tmp_path / "report", "a federation")
+    assert "RFFL" in (tmp_path / "report" / "report.html").read_text()
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refused(folder: Path, words: str, kind: type[Exception], tried: Defended, arrays: Any = None, **how: Any) -> None:
+    """With a clear error, and nothing in the folder is touched."""
+    before, strategy, state = snapshot(folder), dict(vars(tried.strategy)), tried.state
+    grid = LocalGrid(honest)
+    with pytest.raises(kind, match=words):
+        tried.start(grid, record(arrays or model()), num_rounds=ROUNDS, **{"resume": True, **how})
+    assert snapshot(folder) == before
+    assert vars(tried.strategy) == strategy
+    assert tried.state is state
+    assert grid.pulls == 0
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run("FedAdam", folder, rounds=2)
+    wider = {name: array.astype(np.float64) if name == "head.bias" else array for name, array in model().items()}
+    smaller = {name: array for name, array in model().items() if name != "head.bias"}
+    turned = dict(reversed(model().items()))
+
+    def good() -> Defended:
+        return defended("FedAdam", folder)
+
+    refused(folder, "holds a checkpoint already.*resume=True", ValueError, good(), resume=False)
+    refused(folder, r"another model: of 'head.bias' it has .*float32.*this has .*float64", ValueError, good(), wider)
+    refused(folder, r"another model: of 'head.bias' it has .*this has None", ValueError, good(), smaller)
+    refused(folder, "another model: its arrays are in the order", ValueError, good(), turned)
+    other = defended("FedAdam", folder, Clip(3.0))
+    refused(folder, r"another defense: it holds .*FoolsGold.*this is .*Clip", ValueError, other)
+    other = defended("FedAvgM", folder, FoolsGold())
+    refused(folder, "another strategy: it holds FedAdam, this is FedAvgM", ValueError, other)
+    other = defended("FedAdam", folder, Defense((FoolsGold(),), Mean()))
+    refused(folder, "another aggregation: it holds by the strategy, this is by the defense", ValueError, other)
+    assert run("FedAdam", folder) == run("FedAdam", tmp_path / "whole")  # and it still goes on
+
+
+def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
+    """Cut anywhere or with any one byte changed."""
+    whole = tmp_path / "whole"
+    run("FedAdam", whole, rounds=2)
+    content = (whole / "checkpoint.safetensors").read_bytes()
+    generator = random.Random(5)
+    cuts = [content[: generator.randrange(len(content))] for _ in range(20)] + [b""]
+    flips = []
+    for _ in range(60):
+        place = generator.randrange(len(content))
+        flips.append(content[:place] + bytes([content[place] ^ (1 << generator.randrange(8))]) + content[place + 1 :])
+    for damaged in cuts + flips:
+        (whole / "checkpoint.safetensors").write_bytes(damaged)
+        refused(whole, "checkpoint.safetensors", DamagedCheckpoint, defended("FedAdam", whole))
+
+
+def test_records_that_lack_rounds_are_refused_and_kept(tmp_path: Path) -> None:
+    run("FedAdam", tmp_path, rounds=3)
+    records = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "records.jsonl").write_text("".join(records[:2] + records[3:]))
+    refused(tmp_path, r"needs rounds 0 to 2.*got 2 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
+    (tmp_path / "records.jsonl").unlink()
+    refused(tmp_path, r"needs rounds 0 to 2.*got 0 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_records_without_a_checkpoint_are_not_overwritten(tmp_path: Path, resume: bool) -> None:
+    run("FedAdam", tmp_path, rounds=3)
+    (tmp_path / "checkpoint.safetensors").unlink()
+    refused(tmp_path, "3 rounds.*is missing", ValueError, defended("FedAdam", tmp_path), resume=resume)
+
+
+def test_what_cannot_be_written_down_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tried = defended("FedAdam", tmp_path)
+    tried.strategy.generator = np.random.default_rng(1)  # type: ignore[attr-defined]
+    tried.start(LocalGrid(honest), record(model()), num_rounds=3)
+    lines = [entry.getMessage() for entry in caplog.records if "not in the checkpoint" in entry.getMessage()]
+    assert lines == ["not in the checkpoint, so a resumed run starts with it anew: FedAdam.generator, a Generator"]
+
+
+def test_reasons_survive_the_file() -> None:
+    line = RoundRecord(0, (1, 2**64 - 1), (1.0, 0.0), reasons=(None, "late"))
+    assert RoundRecord.from_json(line.to_json()) == line
+
+
+def test_a_federation_that_is_over_says_so_until_it_goes_on(tmp_path: Path) -> None:
+    """What a report calls finished; rounds that are asked for later come before the last line again."""
+    run("FedAdam", tmp_path, rounds=2)
+    first = read_run(tmp_path)
+    assert first.summary is not None
+    assert first.summary["final_accuracy"] == first.rounds[-1].accuracy
+    run("FedAdam", tmp_path, rounds=3)
+    again = read_run(tmp_path)
+    assert again.summary is not None
+    assert again.summary["final_accuracy"] == again.rounds[-1].accuracy
+    assert [line.round for line in again.rounds] == [0, 1, 2]
+    assert sum('"summary"' in line for line in (tmp_path / "records.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("defense", "label"),
+    [
+        (Krum(keep=None), "multi-krum"),
+        (Krum(0.2), "Krum"),
+        (Defense((Clip(2.0),), Median()), "clipping-median"),
+        (Defense((Clip(3.0),), Median()), "Clip + Median"),
+        (Defense((), Mean()), "guard alone + Mean"),
+    ],
+)
+def test_a_defense_goes_by_its_name(tmp_path: Path, defense: Filter | Defense, label: str) -> None:
+    """And the report's settings say who combines: a filter leaves that to the strategy."""
+    defended("FedAvg", tmp_path, defense).start(LocalGrid(honest), record(model()), num_rounds=1)
+    found = read_run(tmp_path)
+    assert found.label == label
+    (parts,) = found.header["experiment"]["defenses"]
+    assert ("aggregator" in parts) == isinstance(defense, Defense)

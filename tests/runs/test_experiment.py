@@ -1,0 +1,220 @@
+"""Experiments survive TOML, and every mistake is one line that names the key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cosdefense import get
+from cosdefense.attacks import InnerProduct
+from cosdefense.catalog.options import ConfigError
+from cosdefense.catalog.registry import ATTACKS, PRESETS
+from cosdefense.data import load as load_data
+from cosdefense.data.partition import Dirichlet
+from cosdefense.runs.experiment import Experiment, from_table, load, to_table, to_toml
+from cosdefense.runs.prepare import dry_run
+
+ROOT = Path(__file__).parents[2]
+FILES = [*sorted((ROOT / "experiments").rglob("*.toml")), ROOT / "src" / "cosdefense" / "cli" / "demo.toml"]
+
+TOML = """
+name = "mine"
+seeds = [3, 4]
+[data]
+dataset = "digits"
+clients = 20
+partition = { name = "dirichlet", alpha = 0.3 }
+[model]
+name = "mlp"
+[training]
+rounds = 7
+lr = 1
+[[attacks]]
+name = "inner-product"
+epsilon = 2
+[[attacks]]
+name = "none"
+[[defenses]]
+name = "krum"
+contamination = 0.2
+[[defenses]]
+name = "multi-krum"
+[[defenses]]
+filters = [{ name = "clip", max_norm = 3 }, { name = "krum", keep = "none" }]
+aggregator = { name = "trimmed-mean" }
+"""
+
+
+def written(tmp_path: Path, text: str = TOML) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_becomes_real_objects(tmp_path: Path) -> None:
+    experiment = load(written(tmp_path))
+    assert experiment.seeds == (3, 4)
+    assert experiment.data.partition == Dirichlet(0.3)
+    assert experiment.training.lr == 1.0
+    assert experiment.attacks[0].part == InnerProduct(2.0)
+    assert experiment.defenses[0].part == get("krum", contamination=0.2)
+    assert [entry.label for entry in experiment.defenses] == [
+        "krum(contamination=0.2)", "multi-krum", "clip + krum + trimmed-mean",
+    ]  # fmt: skip
+    assert dict(experiment.model) == {"name": "mlp", "hidden": 64}  # defaults are written out
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    experiment = load(written(tmp_path))
+    assert from_table(to_table(experiment)) == experiment
+    assert load(written(tmp_path, to_toml(experiment))) == experiment
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_files_we_ship(path: Path, tmp_path: Path) -> None:
+    experiment = load(path)
+    assert load(written(tmp_path, to_toml(experiment))) == experiment
+
+
+def test_the_digits_grid_is_complete() -> None:
+    """Every defense of the catalog against every attack that wants no particular answer, all of them buildable."""
+    path = ROOT / "experiments" / "digits-grid.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert {entry["name"] for entry in table["defenses"]} == set(PRESETS)
+    assert {entry["name"] for entry in table["attacks"]} == set(ATTACKS) - {"backdoor"}
+    dry_run(load(path), load_data("digits"))
+
+
+def test_hooks_are_part_of_a_label() -> None:
+    spelled = {"filters": [{"name": "clip"}], "hooks": [{"name": "fl-wbc"}]}
+    experiment = from_table({"name": "x", "defenses": [{"name": "fedavg"}, {"hooks": [{"name": "fl-wbc"}]}, spelled]})
+    assert [entry.label for entry in experiment.defenses] == ["fedavg", "mean + fl-wbc", "clip + mean + fl-wbc"]
+    assert from_table(to_table(experiment)) == experiment
+
+
+def test_the_grid(tmp_path: Path) -> None:
+    cells = list(load(written(tmp_path)).cells())
+    assert len(cells) == 2 * 3 * 2
+    assert len({cell.fingerprint for cell in cells}) == len({cell.folder(tmp_path) for cell in cells}) == 12
+    assert all(len(cell.attacks) == len(cell.defenses) == len(cell.seeds) == 1 for cell in cells)
+
+
+def test_the_fingerprint_follows_the_numbers_not_the_names(tmp_path: Path) -> None:
+    one = load(written(tmp_path))
+    assert load(written(tmp_path), ["name=other"]).fingerprint == one.fingerprint
+    assert load(written(tmp_path), ["training.memory=0.5"]).fingerprint == one.fingerprint
+    assert (
+        load(written(tmp_path, TOML.replace('name = "none"', 'name = "none"\nlabel = "peace"'))).fingerprint
+        == one.fingerprint
+    )
+    explicit = TOML.replace('name = "multi-krum"', 'name = "multi-krum"\ncontamination = 0.3')
+    assert load(written(tmp_path, explicit)).fingerprint == one.fingerprint  # a default, spelled out
+    for change in ("training.rounds=8", "seeds=[3]", "data.malicious=0.1", "schedule.attack_stop=5", "model.hidden=65"):
+        assert load(written(tmp_path), [change]).fingerprint != one.fingerprint, change
+
+
+def test_overrides(tmp_path: Path) -> None:
+    changes = ["training.rounds=9", "data.dataset=mnist", 'model={name="paper-cnn"}', "seeds=[1]"]
+    experiment = load(written(tmp_path), changes)
+    assert experiment.training.rounds == 9
+    assert experiment.data.dataset == "mnist"
+    assert dict(experiment.model) == {"name": "paper-cnn"}
+    assert experiment.seeds == (1,)
+
+
+MISTAKES = [
+    ("trainig = 3", "key 'trainig' is unknown: did you mean 'training'?"),
+    ("[training]\nround = 3", "training: option 'round' is unknown: did you mean 'rounds'?"),
+    ("[training]\nrounds = 'ten'", "training.rounds must be a whole number, got 'ten'"),
+    ("[training]\nrounds = 1.5", "training.rounds must be a whole number, got 1.5"),
+    ("[training]\nrounds = true", "training.rounds must be a whole number, got True"),
+    ("[training]\nrounds = 0", "training: rounds must be at least 1, got 0"),
+    ("[training]\nlr = -1", "training: lr must be positive and finite, got -1"),
+    ("[training]\nsampled = 200", "training.sampled must be at most 100 clients, got 200"),
+    ("[data]\ndataset = 'mnits'", "dataset 'mnits' is unknown: did you mean 'mnist'?"),
+    ("[data]\nmalicious = 1.0", "data: malicious must be in [0, 1), got 1.0"),
+    ("[data]\npartition = 'iid'", "data.partition must be a table, got 'iid'"),
+    ("[data.partition]\nname = 'iidd'", "partition 'iidd' is unknown: did you mean 'iid'?"),
+    ("[data.partition]\nname = 'iid'\nq = 1", "partition iid takes no options, got 'q'"),
+    ("[data.partition]\nq = 1", "data.partition needs a name: one of dirichlet, iid, label-skew, shards"),
+    ("[model]\nname = 'resnet'", "model 'resnet' is unknown: did you mean 'resnet18'?"),
+    ("[model]\nname = 'resnet18'\nnorm = 'layer'", "model resnet18.norm 'layer' is unknown: choose from batch, group"),
+    ("[model]\nname = 'mlp'\nshape = 3", "model mlp: option 'shape' is unknown: choose from hidden"),
+    ("[schedule]\nattack_start = -3", "schedule: rounds count from 0, got -3"),
+    (
+        "[[attacks]]\nname = 'ipm'",
+        "attack 'ipm' is unknown: choose from adaptive, alie, backdoor, camouflage, explicit-boosting, inner-product,",
+    ),
+    ("[[attacks]]\nepsilon = 1", "attack needs a name"),
+    (
+        "[[attacks]]\nname = 'inner-product'\neps = 1",
+        "attack inner-product: option 'eps' is unknown: did you mean 'epsilon'?",
+    ),
+    (
+        "[[attacks]]\nname = 'label-flip'\nsource = 1",
+        "attack label-flip: LabelFlip needs both source and target, or neither",
+    ),
+    (
+        "[[defenses]]\nname = 'krum'\ncontamination = 0.7",
+        "defense krum: Krum.contamination must be in [0, 0.5), got 0.7",
+    ),
+    (
+        "[[defenses]]\nname = 'krum'\n[[defenses]]\nname = 'krum'",
+        "defenses holds 'krum' twice; give one of them another label",
+    ),
+    ("[[defenses]]\nfilter = []", "defense: option 'filter' is unknown: did you mean 'filters'?"),
+    ("[[defenses]]\nname = 'no.such:Thing'", "defense 'no.such:Thing' cannot be imported"),
+    ("[[defenses]]\nname = 'cosdefense.attacks:Noise'", "must give a Defense, got Noise"),
+    ("defenses = 3", "defenses must be a list, got 3"),
+    ("seeds = []", "seeds needs at least one entry"),
+    ("seeds = [1, 1]", "seeds holds 1 twice"),
+    ("seeds = ['a']", "seeds[0] must be a whole number, got 'a'"),
+    ("name = '../up'", "name becomes a folder"),
+    (f"name = '{'x' * 101}'", "name becomes a folder"),
+    ("[training]\nlr = inf", "training.lr must be a finite number, got inf"),
+    ("[training]\nweight_decay = nan", "training.weight_decay must be a finite number, got nan"),
+    ("[[attacks]]\nname = 'inner-product'\nepsilon = inf", "epsilon must be a finite number, got inf"),
+    ("[[defenses]]\nfilters = 3", "defense.filters must be a list, got 3"),
+    ("[[defenses]]\nfilters = [3]", "defense.filters[0] must be a table, got 3"),
+    ("[[defenses]]\nname = ':x'", "defense ':x' cannot be imported"),
+    ("[[defenses]]\nname = '..x:y'", "defense '..x:y' cannot be imported"),
+    ("[[defenses]]\nname = 'math:pi'", "defense 'math:pi' must be a class or a function, got float"),
+    ("[[defenses]]\nname = 3", "defense.name must be a text, got 3"),
+    ("[[defenses]]\nname = 'krum'\nlabel = 'a'\n[[defenses]]\nname = 'krum'\nlabel = 'b'", "'a' and 'b' are the same"),
+    ("[model]\nname = 'torch.nn:Linear'", "model torch.nn:Linear must take shape and n_classes, got in_features"),
+    ("data = 3", "data must be a table, got 3"),
+    ("x = ", "is not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "complaint"), MISTAKES, ids=[complaint[:40] for _, complaint in MISTAKES])
+def test_mistakes_are_one_clear_line(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text))
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value).strip() or "TOML" in complaint
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("rounds", "--set needs key=value, got 'rounds'"),
+        ("name.first=3", "--set name.first: 'name' is not a table"),
+        ("training.rouns=3", "did you mean 'rounds'?"),
+    ],
+)
+def test_override_mistakes(tmp_path: Path, change: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load(written(tmp_path), [change])
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml")
+
+
+def test_defaults_work() -> None:
+    assert len(list(Experiment("plain").cells())) == 1

@@ -1,0 +1,366 @@
+"""A run is recorded, can be killed at any moment, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from cosdefense.catalog.options import ConfigError
+from cosdefense.data import load as load_data
+from cosdefense.runs.checkpoint import DamagedCheckpoint, save_snapshot, write_atomically
+from cosdefense.runs.experiment import Experiment, from_table, to_table, to_toml
+from cosdefense.runs.prepare import NeverReached, build_world, choose_device, dry_run
+from cosdefense.runs.records import NotARun, RoundRecord, read_run
+from cosdefense.runs.run_folder import ResumedElsewhere, RunInUse, is_finished
+from cosdefense.runs.single_run import run
+
+CPU = torch.device("cpu")
+TABLE = {
+    "name": "small",
+    "data": {"dataset": "digits", "clients": 20},
+    "model": {"name": "mlp", "hidden": 16},
+    "training": {"rounds": 12, "sampled": 5, "batch": 4, "lr": 0.1, "evaluate_every": 5},
+    "schedule": {"attack_start": 3, "defense_start": 3},
+    "attacks": [{"name": "noise", "scale": 0.1}],
+    "defenses": [{"name": "cosdefense"}],
+}
+
+
+def cell(**training: int) -> Experiment:
+    return from_table({**TABLE, "training": {**TABLE["training"], **training}})  # type: ignore[dict-item]
+
+
+def go(folder: Path, experiment: Experiment | None = None) -> Generator[RoundRecord, None, None]:
+    return run(experiment or cell(), folder, load_data("digits"), CPU, checkpoint_seconds=0.0)
+
+
+def bits(folder: Path) -> tuple[list[dict[str, object]], bytes]:
+    """Everything a run decided: records without times, and the final parameters."""
+    rounds = [record.to_json() for record in read_run(folder).rounds]
+    decided = [{k: v for k, v in line.items() if k not in ("seconds", "peak_memory")} for line in rounds]
+    with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+        return decided, file.get_tensor("params").numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert len(list(go(folder))) == 12
+    return folder
+
+
+def test_what_lies_on_disk(whole: Path) -> None:
+    assert {path.name for path in whole.iterdir()} == {
+        "experiment.toml",
+        "records.jsonl",
+        "checkpoint.safetensors",
+        "lock",
+    }
+    record = read_run(whole)
+    assert record.header["experiment"]["training"]["rounds"] == 12
+    assert record.header["seed"] == 0
+    assert record.header["versions"]["torch"] == torch.__version__
+    assert len(record.header["split"]) == 20
+    assert sum(map(sum, record.header["split"])) == 1437
+    assert len(record.header["malicious_clients"]) == 6
+    assert [r.round for r in record.rounds] == list(range(12))
+    # Every fifth, the last one before the attack, and the last of all.
+    assert [r.round for r in record.rounds if r.accuracy is not None] == [2, 4, 9, 11]
+    assert [r.defended for r in record.rounds] == [False] * 3 + [True] * 9
+    assert record.summary is not None
+    assert record.summary["final_accuracy"] == record.rounds[-1].accuracy
+    assert set(record.summary["seconds"]) == {"train", "attack", "defend", "evaluate"}
+
+
+def test_a_finished_run_is_not_run_again(whole: Path) -> None:
+    assert is_finished(whole)
+    before = (whole / "records.jsonl").read_bytes()
+    assert list(go(whole)) == []
+    assert (whole / "records.jsonl").read_bytes() == before
+
+
+def test_the_same_command_gives_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    list(go(tmp_path))
+    assert bits(tmp_path) == bits(whole)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 11])
+def test_stopping_and_going_on(whole: Path, tmp_path: Path, stop: int) -> None:
+    """As Ctrl-C does it: the generator is closed after some rounds."""
+    first = go(tmp_path)
+    for _ in range(stop):
+        next(first)
+    first.close()
+    assert not is_finished(tmp_path)
+    assert [record.round for record in go(tmp_path)] == list(range(stop, 12))
+    assert bits(tmp_path) == bits(whole)
+
+
+def test_records_beyond_the_checkpoint_are_run_again(whole: Path, tmp_path: Path) -> None:
+    """A crash between two checkpoints leaves more lines than the checkpoint knows, the last one torn."""
+    first = go(tmp_path)
+    for _ in range(4):
+        next(first)
+    first.close()
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"round":4,"clients":[1],"weights":[9.0]}\n{"round":5,"cli')
+    list(go(tmp_path))
+    assert bits(tmp_path) == bits(whole)
+
+
+KILLED = """
+import os, signal, sys, threading, torch
+from pathlib import Path
+from cosdefense.data import load
+from cosdefense.runs.experiment import load as load_experiment
+from cosdefense.runs.single_run import run
+torch.set_num_threads(1)
+file, folder, fatal_round, delay = sys.argv[1:]
+cell, device = load_experiment(Path(file)), torch.device("cpu")
+for record in run(cell, Path(folder), load("digits"), device, checkpoint_seconds=0.0):
+    if record.round == int(fatal_round):  # soon after, somewhere inside a round or a write
+        threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
+"""
+
+
+def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
+    """Killed three times in mid-flight, by the hardest signal, and still the same bits in the end."""
+    experiment = cell(rounds=120)
+    file, killed, straight = tmp_path / "small.toml", tmp_path / "killed", tmp_path / "straight"
+    file.write_text(to_toml(experiment))
+
+    def child(folder: Path, fatal_round: int, delay: float) -> int:
+        arguments = [sys.executable, "-c", KILLED, str(file), str(folder), str(fatal_round), str(delay)]
+        return subprocess.run(arguments, check=False, capture_output=True, timeout=300).returncode
+
+    for fatal_round, delay in ((3, 0.0), (25, 0.004), (50, 0.009)):
+        assert child(killed, fatal_round, delay) == -signal.SIGKILL
+        assert not is_finished(killed)
+    assert child(killed, -1, 0.0) == 0
+    list(go(straight, experiment))
+    assert is_finished(killed)
+    assert bits(killed) == bits(straight)
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    next(first)
+    with pytest.raises(RunInUse, match="is being written by another process"):
+        next(go(tmp_path))
+    first.close()
+
+
+def test_going_on_elsewhere_is_said(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    next(first)
+    first.close()
+    records = tmp_path / "records.jsonl"
+    records.write_text(records.read_text().replace(torch.__version__, "1.0"))
+    with pytest.warns(ResumedElsewhere, match="began with versions .*1.0.* and goes on with"):
+        list(go(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    next(first)
+    first.close()
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(DamagedCheckpoint, match="delete its folder to start this run again"):
+        list(go(tmp_path))
+
+
+def test_lost_records_are_named(tmp_path: Path) -> None:
+    first = go(tmp_path)
+    for _ in range(3):
+        next(first)
+    first.close()
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(NotARun, match="holds 1 of the 3 rounds"):
+        list(go(tmp_path))
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    write_atomically(target, b"old")
+
+    def fails(source: str, destination: Path) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    monkeypatch.undo()
+    write_atomically(target, b"new")  # over what the failure left behind
+    assert target.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_states_survive_a_checkpoint(tmp_path: Path) -> None:
+    from cosdefense import ClientTable
+    from cosdefense.runs.checkpoint import load_snapshot
+    from cosdefense.simulation.loop import Snapshot
+
+    table = ClientTable.empty().updated(torch.tensor([2**62, 5]), torch.tensor([[1.0], [2.0]]))
+    save_snapshot(tmp_path / "c", Snapshot(7, torch.arange(3.0), (table, None), 4))
+    found = load_snapshot(tmp_path / "c", ((ClientTable.empty(), None), None), CPU)
+    assert found.next_round == 7
+    assert found.attack_state == 4
+    assert found.defense_state[0].clients.tolist() == [5, 2**62]
+    assert found.params.tolist() == [0, 1, 2]
+
+
+def test_the_seed_decides_the_world() -> None:
+    data = load_data("digits")
+    one, again = build_world(cell(), data, CPU), build_world(cell(), data, CPU)
+    other = build_world(from_table({**TABLE, "seeds": [1]}), data, CPU)
+    assert torch.equal(one.task.initial(), again.task.initial())
+    assert torch.equal(one.malicious, again.malicious)
+    assert not torch.equal(one.task.initial(), other.task.initial())
+    assert not torch.equal(one.malicious, other.malicious)
+    assert int(one.malicious.sum()) == 6
+
+
+def test_mistakes_that_only_data_reveals() -> None:
+    data = load_data("digits")
+    with pytest.raises(ConfigError, match="model does not fit dataset digits: paper-cnn needs 28×28 images, got 8×8"):
+        build_world(from_table({**TABLE, "model": {"name": "paper-cnn"}}), data, CPU)
+    small = {"dataset": "digits", "clients": 7}
+    with pytest.raises(
+        ConfigError, match=r"data.partition: label skew needs at least one client per class \(10\), got 7"
+    ):
+        build_world(from_table({**TABLE, "data": small}), data, CPU)
+    for name in ("tpu-42", "meta", "mps"):
+        with pytest.raises(ConfigError, match=f"device must be auto, cpu or cuda, got '{name}'"):
+            choose_device(name)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="torch finds 0 CUDA GPUs here"):
+            choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"attacks": [{"name": "label-flip", "source": 1, "target": 70}]}, "needs classes below 10, got 1 and 70"),
+        ({"defenses": [{"name": "cosdefense", "layer": "nope"}]}, "layer must be one of .*, got 'nope'"),
+        ({"defenses": [{"name": "fedavg"}, {"name": "krum", "contamination": 0.4}]}, "Krum needs more than 6 clients"),
+        ({"model": {"name": "paper-cnn"}}, "paper-cnn needs 28×28 images"),
+    ],
+)
+def test_a_rehearsal_finds_what_only_the_data_reveals(change: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        dry_run(from_table({**TABLE, **change}), load_data("digits"))
+
+
+def test_a_rehearsal_of_a_sound_experiment_is_silent() -> None:
+    dry_run(cell(), load_data("digits"))
+
+
+def test_a_schedule_that_is_never_reached_is_said() -> None:
+    with pytest.warns(NeverReached, match="the attack starts after the last round"):
+        dry_run(from_table({**TABLE, "schedule": {"attack_start": 12}}), load_data("digits"))
+    with pytest.warns(NeverReached, match="the defense starts after the last round"):
+        dry_run(from_table({**TABLE, "schedule": {"defense_start": 99}}), load_data("digits"))
+
+
+def test_others_may_read_a_run(whole: Path) -> None:
+    """Whoever may read a new file here may read the records."""
+    (whole / "plain").touch()
+    assert (whole / "records.jsonl").stat().st_mode == (whole / "plain").stat().st_mode
+    (whole / "plain").unlink()
+
+
+def test_records_hold_no_nan(whole: Path) -> None:
+    for line in (whole / "records.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+STATEFUL = [
+    {"name": "foolsgold"},
+    {"name": "rffl", "warm_up": 2},
+    {"name": "bygars++"},
+    {"filters": [{"name": "sageflow"}], "hooks": [{"name": "fl-wbc"}, {"name": "adversarial-training", "steps": 1}]},
+]
+
+
+@pytest.mark.parametrize("defense", STATEFUL, ids=str)
+def test_memory_and_hooks_survive_a_stop(defense: dict[str, object], tmp_path: Path) -> None:
+    """Clients come and go, some samples are the server's; stopped in the middle, it ends in the same bits."""
+    table = {**TABLE, "defenses": [defense], "data": {"dataset": "digits", "clients": 20, "trusted": 30, "shared": 3}}
+    table["training"] = {"rounds": 12, "sampled": 5, "batch": 4, "lr": 0.1, "local_steps": 2}
+    experiment, data = from_table(table), load_data("digits")
+    assert from_table(to_table(experiment)) == experiment
+    list(run(experiment, tmp_path / "whole", data, CPU))
+    first = run(experiment, tmp_path / "parts", data, CPU)
+    for _ in range(7):
+        next(first)
+    first.close()
+    assert len(list(run(experiment, tmp_path / "parts", data, CPU))) == 5
+    whole, parts = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_clean_and_adversarial_accuracy_are_recorded(tmp_path: Path) -> None:
+    def last(folder: str, defense: dict[str, object], **training: object) -> RoundRecord:
+        settings = {"rounds": 2, "sampled": 5, "batch": 4, **training}
+        table = {**TABLE, "defenses": [defense], "training": settings, "schedule": {}}
+        list(run(from_table(table), tmp_path / folder, load_data("digits"), CPU))
+        return read_run(tmp_path / folder).rounds[-1]
+
+    hardened = last("fat", {"name": "fat", "steps": 2})
+    assert hardened.accuracy is not None
+    assert hardened.adversarial_accuracy is not None
+    assert hardened.adversarial_accuracy <= hardened.accuracy
+    assert last("plain", {"name": "fedavg"}).adversarial_accuracy is None
+    assert last("asked", {"name": "fedavg"}, adversarial=0.1).adversarial_accuracy is not None
+    summary = read_run(tmp_path / "asked").summary
+    assert summary is not None
+    assert summary["adversarial_accuracy"] is not None
+
+
+def test_accuracy_with_batch_statistics_is_recorded_where_asked_for(tmp_path: Path) -> None:
+    for asked in (False, True):
+        table = {**TABLE, "training": {**TABLE["training"], "batch_statistics": asked}}  # type: ignore[dict-item]
+        list(run(from_table(table), tmp_path / str(asked), load_data("digits"), CPU))
+    plain, measured = (read_run(tmp_path / name) for name in ("False", "True"))
+    assert all(record.batch_statistics_accuracy is None for record in plain.rounds)
+    assert [record.batch_statistics_accuracy for record in measured.rounds] == [r.accuracy for r in measured.rounds]
+    assert plain.summary is not None
+    assert measured.summary is not None
+    assert plain.summary["batch_statistics_accuracy"] is None
+    assert measured.summary["batch_statistics_accuracy"] == measured.rounds[-1].accuracy is not None  # no BatchNorm
+    assert measured.summary["batch_statistics_tail"] == measured.summary["tail_accuracy"]
+
+
+def test_pictures_are_recorded(tmp_path: Path) -> None:
+    table = {**TABLE, "defenses": [{"name": "pca-clustering"}]}
+    list(run(from_table(table), tmp_path / "run", load_data("digits"), CPU))
+    for record in read_run(tmp_path / "run").rounds[3:]:
+        points = record.points["PCAClusters"]
+        assert len(points) == len(record.clients)
+        assert all(point is None or len(point) == 2 for point in points)
+
+
+def test_the_rehearsal_names_missing_data_and_idle_hooks() -> None:
+    digits = load_data("digits")
+    for name, needed in (("fltrust", r"data\.trusted"), ("diversefl", r"clean data of the server's own")):
+        with pytest.raises(ConfigError, match=f"defense {name}: .*{needed}"):
+            dry_run(from_table({**TABLE, "defenses": [{"name": name}]}), digits)
+    with_data = {**TABLE, "data": {"dataset": "digits", "clients": 20, "trusted": 30}}
+    with pytest.raises(ConfigError, match=r"defense diversefl: .*data\.shared"):
+        dry_run(from_table({**with_data, "defenses": [{"name": "diversefl"}]}), digits)
+    with pytest.warns(NeverReached, match="FL-WBC acts from the second local step on"):
+        dry_run(from_table({**TABLE, "defenses": [{"name": "fl-wbc"}]}), digits)

@@ -1,0 +1,317 @@
+"""The loop: who takes part, what attacks do to it, what defenses save, and that a seed decides everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, get
+from cosdefense.attacks import Effort, ExplicitBoosting, InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.core import State, generator
+from cosdefense.data import load
+from cosdefense.simulation import loop
+from cosdefense.simulation.evaluation import Evaluation, evaluate
+from cosdefense.simulation.loop import Round, SkippedRound, simulate
+from cosdefense.simulation.schedule import Schedule
+from cosdefense.simulation.world import World
+from cosdefense.training.executor import train_clients
+from cosdefense.training.local_sgd import LocalSGD
+from cosdefense.training.task import Task
+from shapes import THOROUGH, sparingly_checked
+from worlds import digits_world
+
+
+def run(world: World, attack: Attack, defense: Defense, rounds: int = 120, **options: object) -> list[Round]:
+    settings = {"sampled": 10, "batch": 8, "seed": 0, **options}
+    return list(sparingly_checked(simulate(world, attack, defense, rounds=rounds, **settings)))  # type: ignore[arg-type]
+
+
+def measured(world: World, last: Round, attack: Attack = Attack()) -> Evaluation:
+    digits = load("digits")
+    return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10)
+
+
+@pytest.fixture(scope="module")
+def clean_accuracy() -> float:
+    world = digits_world()
+    return measured(world, run(world, Attack(), get("fedavg"))[-1]).accuracy
+
+
+def test_honest_clients_learn(clean_accuracy: float) -> None:
+    assert clean_accuracy > 0.85
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2] if THOROUGH else [0])
+def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
+    world, late = digits_world(seed, n_clients=20), Schedule(attack_start=60, defense_start=60)
+    broken, saved = (
+        measured(world, run(world, InnerProduct(), get(name), schedule=late, seed=seed)[-1]).accuracy
+        for name in ("fedavg", "cosdefense")
+    )
+    assert broken < 0.15
+    assert saved > 0.45
+
+
+@pytest.mark.parametrize(
+    ("attack", "loss_of_accuracy"),
+    [(InnerProduct(), 0.5), (SignFlip(5.0), 0.5), (Noise(1.0), 0.3), (LabelFlip(), 0.02)],
+)
+def test_every_attack_reaches_the_server(attack: Attack, loss_of_accuracy: float, clean_accuracy: float) -> None:
+    """It lowers the accuracy of the plain mean. (Label flips by 30 % of clients hurt the mean only a little.)"""
+    world = digits_world()
+    attacked = measured(world, run(world, attack, get("fedavg"))[-1]).accuracy
+    assert attacked < clean_accuracy - loss_of_accuracy
+
+
+def test_a_targeted_flip_gets_what_it_wants() -> None:
+    world, attack = digits_world(malicious=0.6), LabelFlip(source=1, target=7)
+    honest = measured(world, run(world, Attack(), get("fedavg"))[-1], attack).attack_success
+    flipped = measured(world, run(world, attack, get("fedavg"))[-1], attack).attack_success
+    assert honest is not None
+    assert flipped is not None
+    assert flipped > honest + 0.3
+    assert measured(world, run(world, Attack(), get("fedavg"), rounds=1)[-1]).attack_success is None
+
+
+@dataclass(frozen=True)
+class Recorder(Attack):
+    """Marks its batches and its rows, so that a test sees where they went."""
+
+    def poison(self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(images), labels
+
+    def forge(self, cohort: Cohort, malicious: Tensor, state: State) -> tuple[Tensor, State]:
+        return torch.full_like(cohort.updates, 7.0), (state or 0) + 1
+
+
+@dataclass(frozen=True)
+class Watching(Defense):
+    def __call__(self, cohort: Cohort, state: State) -> tuple[object, State]:  # type: ignore[override]
+        seen.append(cohort)
+        return super().__call__(cohort, state)
+
+
+seen: list[Cohort] = []
+
+
+def test_only_malicious_rows_are_replaced() -> None:
+    seen.clear()
+    world = digits_world()
+    plain = get("fedavg")
+    rounds = run(world, Recorder(), Watching(plain.filters, plain.aggregator), rounds=5)
+    for round_, cohort in zip(rounds, seen, strict=True):
+        forged = (cohort.updates == 7.0).all(dim=1)
+        assert torch.equal(forged, round_.malicious)
+        assert torch.equal(round_.malicious, world.malicious[round_.clients])
+    assert any(bool(round_.malicious.any()) for round_ in rounds)
+    assert rounds[-1].after.attack_state == 5  # the attackers' own memory
+
+
+@dataclass(frozen=True)
+class Marks(ClientHook):
+    """Leaves every client that runs it with the same first parameter."""
+
+    def step(self, params: Tensor, gradient: Tensor, previous: Tensor | None, layout: Layout, lr: float) -> Tensor:
+        return torch.cat([params.new_tensor([0.125]), params[1:]])
+
+
+@dataclass(frozen=True)
+class Eager(Attack):
+    """Trains as long as it likes, uphill, and sends what comes out."""
+
+    steps: int = 3
+
+    def effort(self, params: Tensor, layout: Layout, n_malicious: int, state: State) -> Effort:
+        return Effort(self.steps, ascend=True)
+
+
+def test_honest_clients_run_the_hooks_and_liars_do_not() -> None:
+    """And only once the defense is on."""
+    seen.clear()
+    world, plain = digits_world(), get("fedavg")
+    watching = Watching(plain.filters, plain.aggregator, (Marks(),))
+    rounds = run(world, LabelFlip(), watching, rounds=6, schedule=Schedule(defense_start=2), local_steps=2)
+    for round_, cohort in zip(rounds[2:], seen, strict=True):  # before that, the plain mean is taken
+        marked = (cohort.params[0] + cohort.updates[:, 0] - 0.125).abs() < 1e-7
+        assert torch.equal(marked, ~round_.malicious)
+    assert any(bool(round_.malicious.any()) for round_ in rounds)
+
+
+def test_liars_train_as_they_please() -> None:
+    seen.clear()
+    world, plain = digits_world(), get("fedavg")
+    rounds = run(world, Eager(), Watching(plain.filters, plain.aggregator), rounds=1)
+    (round_,), (cohort,) = rounds, seen
+    images, labels = world.batches(round_.clients[round_.malicious], 3, 8, generator(0, "effort", 0))
+    expected = train_clients(world.task, replace(world.trainer, ascend=True), world.task.initial(), images, labels)
+    assert torch.allclose(cohort.updates[round_.malicious], expected, atol=1e-6)
+    climbed = world.task.initial() + expected[0]
+    assert float(world.task.loss(climbed, images[0].flatten(0, 1), labels[0].flatten())) > float(
+        world.task.loss(world.task.initial(), images[0].flatten(0, 1), labels[0].flatten())
+    )
+
+
+@dataclass(frozen=True)
+class Diligent(InnerProduct):
+    """The same lie, by clients that train before they tell it."""
+
+    trains: ClassVar[bool] = True
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients train, call by call."""
+    trained: list[int] = []
+
+    def counting(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        trained.append(len(images))
+        return train_clients(task, trainer, params, images, labels)
+
+    monkeypatch.setattr(loop, "train_clients", counting)
+    return trained
+
+
+def test_liars_whose_own_updates_nobody_looks_at_do_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that changes no bit."""
+    world, trained = digits_world(), counted(monkeypatch)
+    schedule = Schedule(attack_start=1, attack_stop=5)
+    spared = run(world, InnerProduct(), get("cosdefense"), rounds=6, schedule=schedule, local_steps=2)
+    assert trained == [int((~round_.malicious).sum()) for round_ in spared]
+    assert trained[0] == trained[5] == 10
+    assert min(trained) < 10
+    trained.clear()
+    diligent = run(world, Diligent(), get("cosdefense"), rounds=6, schedule=schedule, local_steps=2)
+    assert trained == [10] * 6
+    for one, other in zip(spared, diligent, strict=True):
+        assert torch.equal(one.after.params, other.after.params)
+        assert torch.equal(one.verdict.weights, other.verdict.weights)
+
+
+def test_liars_among_themselves_do_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nobody honest to turn around, they turn around what they would have sent."""
+    world = replace(digits_world(), malicious=torch.ones(50, dtype=torch.bool))
+    trained = counted(monkeypatch)
+    (round_,) = run(world, InnerProduct(2.0), get("fedavg"), rounds=1)
+    assert trained == [10]
+    images, labels = world.batches(round_.clients, 1, 8, generator(0, "batches", 0))
+    honest = train_clients(world.task, world.trainer, world.task.initial(), images, labels)
+    expected = world.task.initial() - 2 * honest.mean(dim=0)
+    assert torch.allclose(round_.after.params, expected, atol=1e-6)
+    assert float(honest.norm()) > 0.01
+
+
+def test_the_schedule_is_kept() -> None:
+    world = digits_world()
+    schedule = Schedule(attack_start=3, attack_stop=5, defense_start=2)
+    rounds = run(world, InnerProduct(), get("cosdefense"), rounds=8, schedule=schedule)
+    liars = [bool(world.malicious[round_.clients].any()) for round_ in rounds]
+    assert [bool(round_.malicious.any()) for round_ in rounds] == [
+        liar and number in (3, 4) for number, liar in enumerate(liars)
+    ]
+    assert [round_.defended for round_ in rounds] == [False, False] + [True] * 6
+    assert [bool(round_.verdict.evidence) for round_ in rounds] == [False, False] + [True] * 6
+
+
+def test_without_attack_nobody_counts_as_a_liar() -> None:
+    assert not any(bool(r.malicious.any()) for r in run(digits_world(), Attack(), get("krum"), rounds=4))
+
+
+def test_the_defense_does_not_change_who_is_sampled() -> None:
+    world = digits_world()
+    one = run(world, InnerProduct(), get("fedavg"), rounds=6)
+    other = run(world, InnerProduct(), get("krum"), rounds=6)
+    assert [r.clients.tolist() for r in one] == [r.clients.tolist() for r in other]
+    assert not torch.equal(one[-1].after.params, other[-1].after.params)
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    one, again = (run(digits_world(), Noise(0.1), get("cosdefense"), rounds=10)[-1] for _ in range(2))
+    assert torch.equal(one.after.params, again.after.params)
+    other = run(digits_world(), Noise(0.1), get("cosdefense"), rounds=10, seed=1)[-1]
+    assert not torch.equal(one.after.params, other.after.params)
+
+
+def test_going_on_from_any_round_gives_the_same_bits() -> None:
+    world = digits_world()
+    whole = run(world, Recorder(), get("cosdefense"), rounds=9)
+    rest = run(world, Recorder(), get("cosdefense"), rounds=9, resume=whole[3].after)
+    assert [r.number for r in rest] == [4, 5, 6, 7, 8]
+    assert torch.equal(whole[-1].after.params, rest[-1].after.params)
+    assert whole[-1].after.attack_state == rest[-1].after.attack_state
+
+
+def test_dropout_is_seeded_and_leaves_the_global_stream_alone() -> None:
+    world = digits_world()
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    world = replace(world, task=Task.of(model))
+    torch.manual_seed(5)
+    one = run(world, Attack(), get("fedavg"), rounds=3)[-1].after.params
+    draw = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(draw, torch.rand(1))
+    torch.manual_seed(99)
+    assert torch.equal(one, run(world, Attack(), get("fedavg"), rounds=3)[-1].after.params)
+
+
+def test_too_few_clients_skip_the_round_with_a_warning() -> None:
+    world = digits_world()
+    with pytest.warns(SkippedRound, match="Krum needs more than 2 clients"):
+        (round_,) = run(world, Attack(), get("krum"), rounds=1, sampled=2)
+    assert round_.verdict.skipped is not None
+    assert torch.equal(round_.after.params, world.task.initial())
+
+
+def test_sampling_is_never_all_malicious_when_avoidable() -> None:
+    world = digits_world(malicious=0.8)
+    for number in range(50):
+        clients = world.sample(3, generator(number))
+        assert len(set(clients.tolist())) == 3
+        assert not bool(world.malicious[clients].all())
+    everybody = replace(world, malicious=torch.ones(50, dtype=torch.bool))
+    assert len(everybody.sample(3, generator(0))) == 3
+    with pytest.raises(ValueError, match="1 to 50 clients can be sampled, not 51"):
+        world.sample(51, generator(0))
+
+
+def test_batches_are_the_clients_own_without_repetition() -> None:
+    world = digits_world()
+    world = replace(world, images=torch.arange(len(world.labels)).float().view(-1, 1, 1, 1))
+    clients = torch.tensor([3, 8])
+    images, labels = world.batches(clients, 2, 10, generator(0))
+    assert images.shape == (2, 2, 10, 1, 1, 1)
+    for client, rows, own_labels in zip(clients.tolist(), images.flatten(1).long(), labels.flatten(1), strict=True):
+        assert set(rows.tolist()) <= set(world.partition[client].tolist())
+        assert len(set(rows.tolist())) == 20  # about 29 each: one pass
+        assert torch.equal(world.labels[rows], own_labels)
+    rows = world.batches(clients, 1, 100, generator(0))[0].flatten(1).long()
+    assert set(rows[0].tolist()) == set(world.partition[3].tolist())  # several passes
+
+
+def test_time_and_memory_of_each_phase() -> None:
+    round_ = run(digits_world(), InnerProduct(), get("krum"), rounds=1)[0]
+    assert set(round_.seconds) == set(round_.peak_memory) == {"train", "attack", "defend"}
+    assert all(seconds > 0 for seconds in round_.seconds.values())
+    assert all(100e6 < peak < 24e9 for peak in round_.peak_memory.values())  # a process with torch in it
+
+
+def test_schedule_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="rounds count from 0, got -1"):
+        Schedule(attack_start=-1)
+    with pytest.raises(ValueError, match="attack_stop must not come before attack_start, got 2"):
+        Schedule(attack_start=3, attack_stop=2)
+
+
+@pytest.mark.parametrize("attack", [Attack(), LabelFlip(), InnerProduct(), ExplicitBoosting(), Noise()], ids=repr)
+def test_large_rounds_in_small_pieces_change_no_bit(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients at a time, and their updates in a file."""
+    world, defense = digits_world(), get("cosdefense")
+    whole = run(world, attack, defense, rounds=3, local_steps=2)[-1].after.params
+    monkeypatch.setattr(loop, "CHUNK", 3 * 4 * max(2 * 8 * 64, len(whole)))
+    trained = counted(monkeypatch)
+    pieces = run(world, attack, defense, rounds=3, local_steps=2, memory=0)[-1].after.params
+    assert torch.equal(pieces, whole)
+    assert max(trained) == 3
+    assert len(trained) >= 6  # in one piece most attacks would need 3

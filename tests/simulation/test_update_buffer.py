@@ -1,0 +1,52 @@
+"""Rows that do not fit into memory are in a file, which nobody sees and nobody has to remove."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosdefense.simulation import update_buffer
+from cosdefense.simulation.update_buffer import room
+
+MAPS = Path("/proc/self/maps")
+
+
+def mapped(folder: Path) -> bool:
+    return str(folder) in MAPS.read_text()
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="only Linux tells what a process maps")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_in_a_file_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    params = torch.zeros(1000, dtype=dtype)
+    size = 7 * 1000 * params.element_size()
+    assert room(7, params, memory=size).shape == (7, 1000)
+    assert not mapped(tmp_path)
+    rows = room(7, params, memory=size - 1)
+    assert (rows.shape, rows.dtype) == ((7, 1000), dtype)
+    assert mapped(tmp_path)
+    assert not list(tmp_path.iterdir())
+    expected = torch.rand(7, 1000, dtype=dtype)
+    for row, values in zip(rows, expected, strict=True):
+        row.copy_(values)
+    assert torch.equal(rows[3:], expected[3:])
+    kept = rows[2]
+    del rows, row
+    gc.collect()
+    assert torch.equal(kept, expected[2])  # a view keeps the whole
+    del kept
+    gc.collect()
+    assert not mapped(tmp_path)
+
+
+def test_by_itself_half_of_the_free_memory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))  # a file cannot be made
+    monkeypatch.setattr(update_buffer, "free_memory", lambda: 8000)
+    room(1, torch.zeros(1000))
+    with pytest.raises(FileNotFoundError):
+        room(2, torch.zeros(1000))

@@ -1,0 +1,259 @@
+"""The arena: which runs it takes, who is told what, and the command from first run to published page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import called
+from cosdefense import Defense
+from cosdefense.aggregators import Bulyan, TrimmedMean
+from cosdefense.attacks import Adaptive, Attack, KrumPoisoning
+from cosdefense.catalog.options import ConfigError
+from cosdefense.data.partition import LabelSkew
+from cosdefense.filters import Krum
+from cosdefense.runs.experiment import Experiment
+from cosdefense.studies.arena.plan import FIELDS, Choice, plan
+from cosdefense.studies.study import shipped
+
+
+def experiments(*datasets: str, attackers: tuple[float, ...] = (0.3,), **choice: Any) -> list[Experiment]:
+    return [cell.experiment for cell in plan(datasets or ("digits",), attackers, Choice(**choice)).cells]
+
+
+def pairs(**choice: Any) -> list[tuple[str, str]]:
+    found = [(e.attacks[0].label, e.defenses[0].label) for e in experiments(n_seeds=1, **choice)]
+    assert len(found) == len(set(found))
+    return found
+
+
+def field(dataset: str) -> dict[str, Any]:
+    return tomllib.loads((shipped("arena") / f"{dataset}.toml").read_text(encoding="utf-8"))
+
+
+def labels(table: dict[str, Any], kind: str) -> list[str]:
+    return [entry.get("label", entry.get("name")) for entry in table[kind]]
+
+
+def test_every_defense_meets_every_attack_once_per_seed() -> None:
+    table = field("digits")
+    able = [label for label in labels(table, "defenses") if label != "Bulyan"]  # a quarter of liars is too many for it
+    found = {(e.attacks[0].label, e.defenses[0].label, e.seeds) for e in experiments()}
+    assert found == {(a, d, (s,)) for a in labels(table, "attacks") for d in able for s in range(3)}
+    assert len(experiments()) == len(found)
+    folders = {e.folder(Path()) for e in experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1)}
+    assert len(folders) == len(experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1))
+
+
+def test_all_fields_have_the_same_fighters() -> None:
+    assert {path.stem for path in shipped("arena").glob("*.toml")} == set(FIELDS)
+    first = field(FIELDS[0])
+    for dataset in FIELDS[1:]:
+        assert field(dataset)["attacks"] == first["attacks"]
+        assert labels(field(dataset), "defenses") == labels(first, "defenses")
+
+
+@pytest.mark.parametrize("dataset", FIELDS)
+def test_the_rules_are_the_same_on_every_field(dataset: str) -> None:
+    for experiment in experiments(dataset, n_seeds=1):
+        data, training, schedule = experiment.data, experiment.training, experiment.schedule
+        assert (data.dataset, data.clients, data.malicious, data.trusted) == (dataset, 100, 0.3, 100)
+        assert data.partition == LabelSkew(0.5)
+        assert (training.rounds, training.sampled, training.evaluate_every) == (300, 10, 5)
+        assert (schedule.attack_start, schedule.attack_stop, schedule.defense_start) == (0, None, 0)
+        if dataset != "digits":  # the paper's
+            assert (training.batch, training.lr, training.local_steps, training.tf32) == (128, 0.01, 1, True)
+            assert dict(experiment.model)["name"] == ("resnet18" if dataset == "cifar-10" else "paper-cnn")
+
+
+def test_names_say_dataset_and_share() -> None:
+    found = {(e.name, e.data.malicious) for e in experiments("mnist", "cifar-10", attackers=(0.1, 0.125, 0.3))}
+    assert found == {
+        (f"arena-{dataset}-{text}", share)
+        for dataset in ("mnist", "cifar-10")
+        for text, share in (("10", 0.1), ("12.5", 0.125), ("30", 0.3))
+    }
+
+
+def test_the_order_of_the_arguments_does_not_matter() -> None:
+    one = experiments("mnist", "digits", attackers=(0.3, 0.1), n_seeds=1)
+    assert one == experiments("digits", "mnist", "digits", attackers=(0.1, 0.3), n_seeds=1)
+    assert [e.name for e in one] == sorted([e.name for e in one])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_who_takes_a_guess_is_told_the_truth(share: float) -> None:
+    defenses: dict[str, Defense] = {}
+    attacks: dict[str, Attack] = {}
+    for experiment in experiments(attackers=(share,), n_seeds=1):
+        defenses[experiment.defenses[0].label] = experiment.defenses[0].part
+        attacks[experiment.attacks[0].label] = experiment.attacks[0].part
+    assert defenses["Krum"].filters == (Krum(share, keep=1),)
+    assert defenses["Multi-Krum"].filters == (Krum(share, keep=None),)
+    assert defenses["trimmed mean"].aggregator == TrimmedMean(share)
+    assert attacks["LMP Krum"] == KrumPoisoning(share)
+    assert attacks["adaptive"] == Adaptive(trials=75, enough=1.5)
+    if share == 0.1:
+        assert defenses["Bulyan"].aggregator == Bulyan(0.1)
+
+
+@pytest.mark.parametrize(
+    ("share", "absent"),
+    [
+        (0.1, {}),
+        (0.2, {"Bulyan": "Bulyan needs at least 11 clients to tolerate 2 attackers, got 10"}),
+        (0.3, {"Bulyan": "must be in [0, 0.25), got 0.3"}),
+        (0.4, {"Krum": "needs more than 10", "Multi-Krum": "needs more than 10", "Bulyan": "got 0.4"}),
+        (0.6, dict.fromkeys(("LMP Krum", "Krum", "Multi-Krum", "trimmed mean", "Bulyan"), "got 0.6")),
+    ],
+)
+def test_who_cannot_work_is_left_out_and_named(share: float, absent: dict[str, str]) -> None:
+    planned = plan(["digits"], [share], Choice(n_seeds=1))
+    assert len(planned.left_out) == len(absent)
+    for text, (label, why) in zip(planned.left_out, absent.items(), strict=True):
+        assert text.startswith(f"{label} is left out at {share:.0%} attackers on digits: ")
+        assert why in text
+    cells = [cell.experiment for cell in planned.cells]
+    present = {cell.attacks[0].label for cell in cells} | {cell.defenses[0].label for cell in cells}
+    assert not present & set(absent)
+    assert plan(["digits"], [share], Choice(defenses=["median"], attacks=["ALIE"])).left_out == ()
+
+
+def test_some_can_be_chosen_by_label_or_name_and_the_yardstick_always_comes_along() -> None:
+    assert pairs(defenses=["median", "CosDefense"], attacks=["ALIE"]) == [
+        ("none", "none"), ("ALIE", "median"), ("ALIE", "CosDefense"),
+    ]  # fmt: skip
+    chosen = pairs(defenses=["geometric-median", "Trimmed-Mean"], attacks=["inner-product"])
+    assert chosen == [
+        ("none", "none"),
+        *((f"inner product ε = {e}", d) for e in (5, 1) for d in ("geometric median", "trimmed mean")),
+    ]
+    assert pairs(defenses=["Bulyan"], attacks=["noise"]) == [("none", "none")]
+
+
+def test_rounds_and_settings_can_be_changed() -> None:
+    for rounds, every in ((300, 5), (30, 1), (1000, 16), (4, 1)):
+        for experiment in experiments(rounds=rounds, n_seeds=1):
+            assert (experiment.training.rounds, experiment.training.evaluate_every) == (rounds, every)
+    changes = ["training.rounds=7", "data.clients=40", "name=other", "data.malicious=0.9", "seeds=[5]"]
+    for experiment in experiments(rounds=9, changes=changes, n_seeds=2):
+        assert (experiment.training.rounds, experiment.data.clients) == (7, 40)
+        assert (experiment.name, experiment.data.malicious) == ("arena-digits-30", 0.3)
+    assert {e.seeds for e in experiments(changes=changes, n_seeds=2)} == {(0,), (1,)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"defenses": ["cosdefence"]}, "defense 'cosdefence' is unknown: did you mean 'CosDefense'"),
+        ({"attacks": ["ALIE", "Min-Mox"]}, "attack 'Min-Mox' is unknown: did you mean 'Min-Max'"),
+        ({"attacks": [""]}, "attack '' is unknown: choose from"),
+        ({"n_seeds": 0}, "--seeds must be at least 1, got 0"),
+        ({"rounds": 0}, "--rounds must be at least 1, got 0"),
+        ({"changes": ["training.rouns=3"]}, "did you mean 'rounds'"),
+        ({"attackers": (0.3, 0.0)}, "--attackers must lie between 0 and 1, got 0"),
+        ({"attackers": (1.0,)}, "--attackers must lie between 0 and 1, got 1"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        experiments(**arguments)
+
+
+def test_an_unknown_dataset_is_named() -> None:
+    with pytest.raises(ConfigError, match="dataset 'minst' is unknown: did you mean 'mnist'"):
+        experiments("digits", "minst")
+
+
+TINY = ("--defenses", "none,median", "--attacks", "none,sign-flip", "--rounds", "4", "--seeds", "1")
+
+
+def command(*arguments: str, cwd: Path, without: str = "") -> subprocess.CompletedProcess[str]:
+    """`cosdefense arena …`; on a machine that lacks a library."""
+    start = ["-m", "cosdefense"]
+    if without:
+        start = ["-c", f"import sys; sys.modules[{without!r}] = None; from cosdefense.cli import main; main()"]
+    return subprocess.run(
+        [sys.executable, *start, "arena", *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where an arena of two defenses and two attacks was run by one process."""
+    folder = tmp_path_factory.mktemp("arena")
+    done = command(*TINY, cwd=folder, without="altair")
+    assert done.returncode == 0, done.stderr
+    assert "note: nothing was drawn, because a report needs altair" in done.stderr
+    assert "| No oracle | median | nothing | sign flip × 5 |" in done.stdout
+    assert {path.name for path in (folder / "runs" / "arena").iterdir()} == {"arena-digits-30", "tables.md"}
+    return folder
+
+
+def test_what_is_done_is_not_repeated_and_drawn_where_that_is_possible(folder: Path) -> None:
+    records = {path: path.read_bytes() for path in folder.rglob("records.jsonl")}
+    assert len(records) == 4
+    again = command(*TINY, cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("finished earlier") == 4
+    assert {path: path.read_bytes() for path in records} == records
+    out = folder / "runs" / "arena"
+    assert (out / "arena-digits-30.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "report.html").stat().st_size > 100_000
+    assert again.stdout.startswith((out / "tables.md").read_text(encoding="utf-8"))
+
+
+def test_several_processes_do_the_same(folder: Path, tmp_path: Path) -> None:
+    done = command(*TINY, "--jobs", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(done.stdout)
+    assert set(written) == {"page", "figures", "tables"}
+    for path in folder.rglob("records.jsonl"):
+        twin = tmp_path / path.relative_to(folder)
+        summaries = [json.loads(text.read_text().splitlines()[-1])["summary"] for text in (path, twin)]
+        assert summaries[0]["tail_accuracy"] == summaries[1]["tail_accuracy"]
+
+
+def test_published_records_give_the_same_tables(folder: Path, tmp_path: Path) -> None:
+    done = command(*TINY, "--draw", "--publish", str(tmp_path / "first"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "first" / "records" / "arena-digits-30").iterdir())) == 4
+    again = command(
+        *TINY,
+        "--draw",
+        "--out",
+        str(tmp_path / "first" / "records"),
+        "--publish",
+        str(tmp_path / "again"),
+        cwd=tmp_path,
+    )
+    assert again.returncode == 0, again.stderr
+    for name in ("tables.md", "report.html"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
+    tables = (folder / "runs" / "arena" / "tables.md").read_text(encoding="utf-8")
+    assert (tmp_path / "first" / "tables.md").read_text(encoding="utf-8") == tables
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--draw",), "holds no run that belongs to this arena"),
+        (("--defenses", "median,Krumm"), "defense 'Krumm' is unknown: did you mean 'Krum'?"),
+        (("--dataset", "imagenet"), "dataset 'imagenet' is unknown"),
+        (("--attackers", "many"), "--attackers must be shares like 0.1,0.3, got 'many'"),
+        (("--jobs", "all"), "--jobs must be a number or auto"),
+    ],
+)
+def test_a_mistake_is_one_line_not_a_traceback(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    done = called("arena", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert complaint in done.stderr

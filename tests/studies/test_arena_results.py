@@ -1,0 +1,105 @@
+"""The arena's committed results: tables come out of the committed records, and the document repeats them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from cosdefense.cli.arena import TITLE
+from cosdefense.report.table import markdown_of
+from cosdefense.runs.records import RunRecord, read_run
+from cosdefense.studies.arena.plan import Choice, plan
+from cosdefense.studies.arena.standings import fields_of
+from cosdefense.studies.arena.tables import arena_tables, in_words
+
+RESULTS = Path(__file__).parents[2] / "docs" / "arena"
+FOLDERS = sorted(path.parent for path in (RESULTS / "records").glob("*/*/records.jsonl"))
+pytestmark = pytest.mark.skipif(not FOLDERS, reason="docs/arena holds no records")
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[Path, RunRecord]:
+    return {folder: read_run(folder) for folder in FOLDERS}
+
+
+@pytest.fixture(scope="module")
+def runs(committed: dict[Path, RunRecord]) -> list[RunRecord]:
+    """In the order of the plan that they belong to."""
+    data = [run.header["experiment"]["data"] for run in committed.values()]
+    n_seeds = 1 + max(run.header["seed"] for run in committed.values())
+    planned = plan([d["dataset"] for d in data], [d["malicious"] for d in data], Choice(n_seeds=n_seeds))
+    folders = [cell.experiment.folder(RESULTS / "records") for cell in planned.cells]
+    return [committed[folder] for folder in folders if folder in committed]
+
+
+def test_every_committed_run_belongs_to_the_plan_and_is_finished(
+    committed: dict[Path, RunRecord], runs: list[RunRecord]
+) -> None:
+    """A setting that was changed since would have given the run another folder."""
+    assert len(runs) == len(committed)
+    for run in runs:
+        assert run.summary is not None
+        assert run.n_rounds == run.header["experiment"]["training"]["rounds"]
+        assert {"commit", "command", "device", "versions"} <= run.header.keys()
+
+
+def test_the_tables_are_those_of_the_records(runs: list[RunRecord]) -> None:
+    fields = fields_of(runs)
+    written = (RESULTS / "tables.md").read_text(encoding="utf-8")
+    assert markdown_of(arena_tables(fields), TITLE, in_words(fields)) == written
+
+
+def test_the_document_repeats_the_tables() -> None:
+    known = (RESULTS / "tables.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert len(lines) > 10
+    assert [line for line in lines if line not in known] == []
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist"])
+def test_what_is_said_of_factions(dataset: str, committed: dict[Path, RunRecord]) -> None:
+    """Three seeds of everything; five points lost at most, two without an attack; none that needs no telling is better
+    under the adaptive attack."""
+    ends = defaultdict(list)
+    for run in committed.values():
+        if run.header["experiment"]["data"]["dataset"] == dataset:
+            ends[run.header["defense"], run.header["attack"]].append(run.summary["tail_accuracy"])  # type: ignore[index]
+    planned = [cell.experiment for cell in plan([dataset], [0.3]).cells]
+    names = [(experiment.defenses[0].label, experiment.attacks[0].label) for experiment in planned]
+    assert {pair: len(values) for pair, values in ends.items()} == Counter(names)
+    defenses, attacks = ({pair[i] for pair in names} for i in (0, 1))
+    clean = fmean(ends["none", "none"])
+    lost = {pair: 100 * (clean - fmean(values)) for pair, values in ends.items()}
+    assert max(lost["Factions", attack] for attack in attacks - {"adaptive"}) <= 5
+    assert lost["Factions", "none"] <= 2
+    told = {"Krum", "Multi-Krum", "trimmed mean", "FLTrust"}
+    assert min(defenses - told, key=lambda defense: lost[defense, "adaptive"]) == "Factions"
+
+
+IN_THE_README = {  # the words there, the arena's label
+    "inner product manipulation, ε = 5": "inner product ε = 5",
+    "the same, last layer hidden from CosDefense": "hidden inner product",
+    "LMP against Krum": "LMP Krum",
+    "camouflage, made against Factions": "camouflage",
+}
+
+
+def test_the_readme_repeats_the_table_of_mnist() -> None:
+    known = _cells((RESULTS / "tables.md").read_text(encoding="utf-8"), "## MNIST, 30% attackers: accuracy", 1)
+    told = _cells((RESULTS.parents[1] / "README.md").read_text(encoding="utf-8"), "## Beyond the paper", 0)
+    assert len(told) == 50
+    for (attack, defense), figure in told.items():
+        label = IN_THE_README.get(attack, attack)
+        assert known[defense.removesuffix(", told the truth"), label].replace("%", " %") == figure, (attack, defense)
+
+
+def _cells(text: str, heading: str, column: int) -> dict[tuple[str, str], str]:
+    """Of the first table after the heading: (row, column) → figure. The rows' names are in that column."""
+    after = text[text.index(heading) :].splitlines()
+    lines = list(takewhile(lambda line: line[:1] == "|", dropwhile(lambda line: line[:1] != "|", after)))
+    head, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+    return {(row[column], head[i]): row[i] for row in rows for i in range(column + 1, len(head))}

@@ -1,0 +1,73 @@
+"""The committed results: tables come out of the committed records, and the documents repeat them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from cosdefense.report.table import markdown_of
+from cosdefense.runs.records import RunRecord, read_run
+from cosdefense.studies.paper.plan import plan
+from cosdefense.studies.paper.tables import paper_tables
+from cosdefense.studies.paper.views import paper_of
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[RunRecord]:
+    folders = [cell.experiment.folder(RESULTS / "records") for cell in plan(["all"])]
+    return [read_run(folder) for folder in folders if folder.exists()]
+
+
+def test_every_committed_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
+    """A setting that was changed since would have given the run another folder."""
+    assert len(runs) == len(list((RESULTS / "records").glob("*/*/records.jsonl")))
+    for run in runs:
+        assert run.summary is not None
+        assert run.n_rounds == run.header["experiment"]["training"]["rounds"]
+        assert {"commit", "command", "device", "versions"} <= run.header.keys()
+
+
+def test_the_tables_are_those_of_the_records(runs: list[RunRecord]) -> None:
+    written = (RESULTS / "tables.md").read_text(encoding="utf-8")
+    title = written.splitlines()[0].removeprefix("# ")
+    assert markdown_of(paper_tables(paper_of(runs)), title) == written
+
+
+def test_the_page_repeats_the_tables() -> None:
+    known = (RESULTS / "tables.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert len(lines) > 10
+    assert [line for line in lines if line not in known] == []
+
+
+def ends_of(runs: list[RunRecord], name: str, key: str) -> dict[str, list[float]]:
+    """Final accuracies under attack, by defense."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run.experiment == name and run.header["attack"] != "none" and run.summary:
+            found.setdefault(run.label, []).append(run.summary[key])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "n_seeds", "center"),
+    [
+        ("paper-mnist", "final_accuracy", 5, 0.83),
+        ("paper-fashion-mnist", "final_accuracy", 5, 0.67),
+        ("paper-cifar-10", "final_accuracy", 2, 0.50),
+        ("paper-cifar-10", "batch_statistics_accuracy", 2, 0.50),
+    ],
+)
+def test_what_an_independent_run_had_found(
+    runs: list[RunRecord], name: str, key: str, n_seeds: int, center: float
+) -> None:
+    ends = ends_of(runs, name, key)
+    assert all(len(seeds) == n_seeds for seeds in ends.values())
+    assert abs(fmean(ends["CosDefense"]) - center) < 0.06
+    for defense in ("none", "Krum"):
+        assert all(end < 0.13 for end in ends[defense])
+    assert fmean(ends["Clipping-Median"]) < 0.4
