@@ -44,7 +44,8 @@ def test_the_filter_of_the_recipe_works_in_the_package(tmp_path: Path) -> None:
     catalog = catalog.replace('"clip": filters.Clip,', '"clip": filters.Clip, "largest": filters.Largest,')
     (copy / "catalog" / "registry.py").write_text(catalog, encoding="utf-8")
     code = (
-        "from cosdefense.catalog.registry import FILTERS; from cosdefense.testing import check_filter; import cosdefense; "
+        "import cosdefense; from cosdefense.catalog.registry import FILTERS; "
+        "from cosdefense.testing import check_filter; "
         f"assert cosdefense.__file__.startswith({str(tmp_path)!r}); check_filter(FILTERS['largest']())"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
