@@ -59,7 +59,7 @@ def network() -> nn.Module:
 def world(n_clients: int = N) -> World:
     rng = torch.Generator().manual_seed(0)
     return World(
-        task=Task.of(network()),
+        task=Task.of(network(), fast_convolutions=True),
         images=torch.randint(0, 256, (60_000, 1, 28, 28), generator=rng, dtype=torch.uint8),
         labels=torch.randint(0, 10, (60_000,), generator=rng),
         partition=[torch.randint(0, 60_000, (BATCH,), generator=rng) for _ in range(n_clients)],
@@ -73,7 +73,7 @@ def ours(world: World, defense: Defense, sampled: int = N, steps: int = 1, memor
     """One round each time it is called; the model is not moved, so that every round is the same work."""
 
     def one() -> Any:
-        settings = {"sampled": sampled, "batch": BATCH, "local_steps": steps, "memory": memory}
+        settings = {"sampled": sampled, "batch": BATCH, "local_steps": steps, "max_update_memory": memory}
         return next(simulate(world, Attack(), defense, rounds=1, seed=0, **settings))  # type: ignore[arg-type]
 
     return one

@@ -105,14 +105,24 @@ def test_the_grid(tmp_path: Path) -> None:
 def test_the_fingerprint_follows_the_numbers_not_the_names(tmp_path: Path) -> None:
     one = load(written(tmp_path))
     assert load(written(tmp_path), ["name=other"]).fingerprint == one.fingerprint
-    assert load(written(tmp_path), ["training.memory=0.5"]).fingerprint == one.fingerprint
+    assert load(written(tmp_path), ["training.max_update_memory=0.5"]).fingerprint == one.fingerprint
+    assert load(written(tmp_path), ["training.fast_convolutions=true"]).fingerprint == one.fingerprint
     assert (
         load(written(tmp_path, TOML.replace('name = "none"', 'name = "none"\nlabel = "peace"'))).fingerprint
         == one.fingerprint
     )
     explicit = TOML.replace('name = "multi-krum"', 'name = "multi-krum"\ncontamination = 0.3')
     assert load(written(tmp_path, explicit)).fingerprint == one.fingerprint  # a default, spelled out
-    for change in ("training.rounds=8", "seeds=[3]", "data.malicious=0.1", "schedule.attack_stop=5", "model.hidden=65"):
+    changes = (
+        "training.rounds=8",
+        "training.bfloat16=true",
+        "training.fast_convolutions=false",
+        "seeds=[3]",
+        "data.malicious=0.1",
+        "schedule.attack_stop=5",
+        "model.hidden=65",
+    )
+    for change in changes:
         assert load(written(tmp_path), [change]).fingerprint != one.fingerprint, change
 
 

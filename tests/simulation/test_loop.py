@@ -311,7 +311,7 @@ def test_large_rounds_in_small_pieces_change_no_bit(attack: Attack, monkeypatch:
     whole = run(world, attack, defense, rounds=3, local_steps=2)[-1].after.params
     monkeypatch.setattr(loop, "CHUNK", 3 * 4 * max(2 * 8 * 64, len(whole)))
     trained = counted(monkeypatch)
-    pieces = run(world, attack, defense, rounds=3, local_steps=2, memory=0)[-1].after.params
+    pieces = run(world, attack, defense, rounds=3, local_steps=2, max_update_memory=0)[-1].after.params
     assert torch.equal(pieces, whole)
     assert max(trained) == 3
     assert len(trained) >= 6  # in one piece most attacks would need 3

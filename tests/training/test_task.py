@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from cosdefense.training.fast_convolution import FastConv2d
 from cosdefense.training.task import Task
 
 
@@ -86,6 +87,14 @@ def test_nothing_is_written() -> None:
     for skeleton in (model, task.training, task.evaluating):
         for name, tensor in skeleton.state_dict().items():
             assert torch.equal(tensor, before[name])
+
+
+def test_convolutions_are_replaced_only_on_request_and_never_in_the_given_module() -> None:
+    model = network()
+    for fast in (False, True):
+        task = Task.of(model, fast_convolutions=fast)
+        assert {type(copied[0]) is FastConv2d for copied in (task.training, task.evaluating)} == {fast}  # type: ignore[index]
+        assert type(model[0]) is nn.Conv2d  # type: ignore[index]
 
 
 def test_a_twin_has_modules_of_its_own_around_the_same_tensors() -> None:

@@ -73,8 +73,11 @@ class Training:
     evaluate_every: int = 10
     adversarial: float | None = None  # also test on images that PGD has moved by at most this much per pixel
     batch_statistics: bool = False  # also test with BatchNorm's statistics taken from the test images themselves
-    memory: float | None = None  # GB of a round's updates before they go to a file; none: half of what is free
+    max_update_memory: float | None = (
+        None  # GB of updates kept in memory, larger rounds use a file; none: half of what is free
+    )
     tf32: bool = False  # let a GPU's matrix units round what convolutions read to ten bits: faster; a CPU never does
+    fast_convolutions: bool = True  # on a CPU: fewer multiplications, other rounding (training/fast_convolution.py)
     bfloat16: bool = False  # train through activations of eight bits: faster still on a GPU; testing stays as it is
 
     def __post_init__(self) -> None:
@@ -83,8 +86,8 @@ class Training:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.adversarial is not None and not 0 < self.adversarial <= 1:
             raise ValueError(f"adversarial must be in (0, 1], got {self.adversarial}")
-        if self.memory is not None and not self.memory >= 0:
-            raise ValueError(f"memory must be at least 0 GB, got {self.memory}")
+        if self.max_update_memory is not None and not self.max_update_memory >= 0:
+            raise ValueError(f"max_update_memory must be at least 0 GB, got {self.max_update_memory}")
         _ = self.trainer  # its own checks
 
     @property
@@ -141,9 +144,12 @@ class Experiment:
     def fingerprint(self) -> str:
         """A digest of everything that decides the numbers; labels, the name and the memory to use do not."""
         table = to_table(self)
-        del table["name"], table["training"]["memory"]
+        del table["name"], table["training"]["max_update_memory"]
+        # Younger than the first records: runs with the defaults keep their folders.
         if not self.training.bfloat16:
-            del table["training"]["bfloat16"]  # younger than the first records: runs without it keep their folders
+            del table["training"]["bfloat16"]
+        if self.training.fast_convolutions:
+            del table["training"]["fast_convolutions"]
         for entry in (*table["attacks"], *table["defenses"]):
             del entry["label"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]

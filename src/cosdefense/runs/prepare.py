@@ -104,6 +104,7 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
             mean=dataset.mean,
             std=dataset.std,
             bfloat16=cell.training.bfloat16,
+            fast_convolutions=cell.training.fast_convolutions,
         ),
         images=dataset.train_images.to(device),
         labels=dataset.train_labels.to(device),

@@ -40,7 +40,7 @@ def federated(
     rounds = simulate(
         world, attack.part, defense.part, rounds=training.rounds, sampled=training.sampled, batch=training.batch,
         local_steps=training.local_steps, seed=seed, schedule=cell.schedule, resume=resume,
-        memory=None if training.memory is None else round(training.memory * 1e9),
+        max_update_memory=None if training.max_update_memory is None else round(training.max_update_memory * 1e9),
     )  # fmt: skip
     for round_ in rounds:
         record = record_of(round_)

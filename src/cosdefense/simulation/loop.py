@@ -75,11 +75,11 @@ def simulate(
     local_steps: int = 1,
     schedule: Schedule = Schedule(),
     resume: Snapshot | None = None,
-    memory: int | None = None,
+    max_update_memory: int | None = None,
 ) -> Iterator[Round]:
     """One federation, as an iterator: stop whenever you like, go on from any round's `after`.
 
-    Updates that take more than `memory` bytes (None: half of what is free) are kept in a file.
+    Updates that take more than `max_update_memory` bytes (None: half of what is free) are kept in a file.
     """
     device = world.labels.device
     defense = _initiated(defense, world)
@@ -93,7 +93,7 @@ def simulate(
         # they train
         with meter("train"), seeded(derive(seed, "training", number), device):
             hooks = defense.hooks if schedule.defends(number) else ()
-            updates = room(sampled, params, memory)
+            updates = room(sampled, params, max_update_memory)
             _train(updates, world, attack, hooks, now, clients, liars, local_steps, batch, seed)
         lying = liars.nonzero().flatten().tolist()
         clients, liars = clients.to(device), liars.to(device)

@@ -49,12 +49,16 @@ class Task:
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
         bfloat16: bool = False,
+        fast_convolutions: bool = False,
     ) -> Task:
-        """Any module that maps images to logits."""
-        training, evaluating = (
-            use_fast_convolutions(copy.deepcopy(model)).train(),
-            use_fast_convolutions(copy.deepcopy(model)).eval(),
-        )
+        """A task from any module that maps images to logits. The module is copied and never changed.
+
+        `fast_convolutions` makes plain convolutions faster on a CPU; they round differently (fast_convolution.py).
+        """
+        training, evaluating = copy.deepcopy(model).train(), copy.deepcopy(model).eval()
+        if fast_convolutions:
+            for copied in (training, evaluating):
+                use_fast_convolutions(copied)
         task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16)
         _ = task._channels  # made here, not in the middle of a transformation that would wrap it
         return task
