@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cosdefense import Aggregator, Cohort, Defense, Layout, get
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, TrimmedMean
-from cosdefense.filters import CosDefense, Krum
+from cosdefense.filters import CosDefense, Krum, MultiKrum
 from cosdefense.ops import squared_distances
 
 SIZES = ((100, 710_218), (10, 11_173_962))  # the paper's CNN, and ResNet-18
@@ -68,7 +68,7 @@ def defenses(rows: Tensor) -> dict[str, Defense]:
         "Mean": alone(Mean()),
         "CosDefense + Mean": Defense((CosDefense(),), Mean()),
         "Krum": Defense((Krum(SHARE),), Mean()),
-        "Multi-Krum": Defense((Krum(SHARE, keep=None),), Mean()),
+        "Multi-Krum": Defense((MultiKrum(SHARE),), Mean()),
         "Median": alone(Median()),
         "Trimmed mean": alone(TrimmedMean(SHARE)),
         "Geometric median": alone(GeometricMedian()),

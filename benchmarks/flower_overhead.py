@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
 from cosdefense import Filter
-from cosdefense.filters import CosDefense, Krum
+from cosdefense.filters import CosDefense, MultiKrum
 from cosdefense.flower import Defended
 from cosdefense.flower.run_folder import Folder, Progress
 from cosdefense.training.models import resnet18
@@ -126,7 +126,7 @@ def main() -> None:
         cases: dict[str, Callable[[], Strategy]] = {
             "FedAvg": partial(plain, n),
             "Defended(FedAvg, CosDefense)": partial(defended, n, CosDefense()),
-            "Defended(FedAvg, Multi-Krum)": partial(defended, n, Krum(keep=None)),
+            "Defended(FedAvg, Multi-Krum)": partial(defended, n, MultiKrum()),
         }
         found: dict[str, list[float]] = {name: [] for name in cases}
         for turn in range(REPEATS + 1):

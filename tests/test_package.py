@@ -24,7 +24,7 @@ PUBLIC = {
     },
     "cosdefense.filters": {
         "ByGARS", "ByGARSPlusPlus", "Clip", "CosDefense", "DiverseFL", "FLTrust", "FoolsGold", "Krum",
-        "NearDuplicates", "NormLimit", "OpposedClusters", "PCAClusters", "RFFL", "Sageflow",
+        "MultiKrum", "NearDuplicates", "NormLimit", "OpposedClusters", "PCAClusters", "RFFL", "Sageflow",
     },
     "cosdefense.aggregators": {
         "Bulyan", "CenteredClipping", "GeometricMedian", "Mean", "Median", "NoisyMean", "NormLimitedMean",

@@ -16,7 +16,7 @@ from cosdefense import Cohort, Defense, Judgment
 from cosdefense.aggregators import Mean, Median
 from cosdefense.core import State
 from cosdefense.filters import Clip, CosDefense
-from cosdefense.filters.krum import nearest_sums
+from cosdefense.filters.krum import sum_nearest
 from cosdefense.ops import cosine, row_norms, squared_distances
 from cosdefense.simulation.oracle import Oracle
 from cosdefense.training.models import Shape, resnet18
@@ -38,7 +38,7 @@ class OracleKrum(Oracle):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         f = sum(client in self.malicious for client in cohort.clients.tolist())
         n_neighbors = max(len(cohort) - f - 3, 0)
-        scores = nearest_sums(squared_distances(cohort.trainable()).sqrt(), n_neighbors)
+        scores = sum_nearest(squared_distances(cohort.trainable()).sqrt(), n_neighbors)
         return Judgment(scores, scores <= scores.min()), state
 
 

@@ -29,7 +29,17 @@ from cosdefense.attacks import (
 )
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, PRESETS
 from cosdefense.core import State
-from cosdefense.filters import RFFL, ByGARS, ByGARSPlusPlus, Clip, CosDefense, FoolsGold, Krum, PCAClusters, Sageflow
+from cosdefense.filters import (
+    RFFL,
+    ByGARS,
+    ByGARSPlusPlus,
+    Clip,
+    CosDefense,
+    FoolsGold,
+    MultiKrum,
+    PCAClusters,
+    Sageflow,
+)
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
 from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
 
@@ -40,14 +50,14 @@ FILTER_CASES = [
     CosDefense(threshold="mean+std", k=0.5),
     CosDefense(threshold="mad", k=3.0),
     Clip(max_norm=0.1),
-    Krum(contamination=0.1, keep=None),
-    Krum(contamination=0.0, keep=3),
+    MultiKrum(contamination=0.1),
+    MultiKrum(contamination=0.0, keep=3),
     ByGARS(steps=1),
     ByGARSPlusPlus(rate=1.0, capacity=5),
     FoolsGold(head_only=True, capacity=5),
     PCAClusters(source=1),
     RFFL(warm_up=0, threshold=0.9),
-    Sageflow(max_entropy=2.0, delta=5.0, patient=False),
+    Sageflow(max_entropy=2.0, delta=5.0, wait_for_confident_model=False),
 ]
 AGGREGATOR_CASES = [
     *(kind() for kind in AGGREGATORS.values()),

@@ -12,7 +12,7 @@ from torch import Tensor
 from cosdefense import Cohort, Defense, Filter, Judgment, Layout, get
 from cosdefense.aggregators import Mean, Median
 from cosdefense.core import State
-from cosdefense.filters import Clip, CosDefense, Krum
+from cosdefense.filters import Clip, CosDefense, MultiKrum
 
 LINE = Layout((("w", (1,)),), "w", 1)
 
@@ -119,7 +119,7 @@ def test_a_variance_never_goes_below_zero() -> None:
 
 def test_defenses_are_values() -> None:
     assert Defense((Clip(2.0),), Median()) == get("clipping-median")
-    assert hash(Defense((Krum(keep=None),), Mean())) == hash(get("multi-krum"))
+    assert hash(Defense((MultiKrum(),), Mean())) == hash(get("multi-krum"))
     assert repr(get("cosdefense")).startswith("Defense(filters=(CosDefense(layer=None")
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosdefense import Cohort, Layout, TooFewClients
-from cosdefense.filters import Krum
-from cosdefense.filters.krum import nearest_sums
+from cosdefense.filters import Krum, MultiKrum
+from cosdefense.filters.krum import sum_nearest
 from cosdefense.ops import squared_distances
 
 rows_of_three = st.lists(st.lists(st.integers(-50, 50).map(float), min_size=3, max_size=3), min_size=3, max_size=12)
@@ -23,7 +23,7 @@ def cohort_of(rows: Any, dtype: torch.dtype = torch.float64) -> Cohort:
     return Cohort.of(updates, torch.zeros(d, dtype=dtype), Layout((("w", (d,)),), "w", d))
 
 
-def kept(rule: Krum, rows: Any) -> list[int]:
+def kept(rule: Krum | MultiKrum, rows: Any) -> list[int]:
     judgment, _ = rule(cohort_of(rows), None)
     return judgment.weights.nonzero().flatten().tolist()
 
@@ -38,9 +38,9 @@ def test_pinned_scores() -> None:
 
 def test_multi_krum_keeps_all_but_the_assumed_attackers() -> None:
     rows = [[0.0], [1.0], [3.0], [6.0], [100.0]]
-    assert kept(Krum(contamination=0.2, keep=None), rows) == [0, 1, 2, 3]
-    assert kept(Krum(contamination=0.2, keep=2), rows) == [0, 1]
-    assert kept(Krum(contamination=0.2, keep=99), rows) == [0, 1, 2, 3, 4]
+    assert kept(MultiKrum(contamination=0.2), rows) == [0, 1, 2, 3]
+    assert kept(MultiKrum(contamination=0.2, keep=2), rows) == [0, 1]
+    assert kept(MultiKrum(contamination=0.2, keep=99), rows) == [0, 1, 2, 3, 4]
 
 
 def test_ties_stay_together() -> None:
@@ -59,8 +59,8 @@ def test_too_few_clients() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"Krum.contamination must be in \[0, 0.5\), got 0.5"):
         Krum(contamination=0.5)
-    with pytest.raises(ValueError, match=r"Krum.keep must be at least 1, got 0"):
-        Krum(keep=0)
+    with pytest.raises(ValueError, match=r"MultiKrum.keep must be at least 1, got 0"):
+        MultiKrum(keep=0)
 
 
 @given(rows_of_three, st.sampled_from([0.0, 0.1, 0.2, 0.3]))
@@ -83,7 +83,7 @@ def test_nearly_identical_rows_in_float32() -> None:
     rng = torch.Generator().manual_seed(0)
     base = 100 * torch.randn(1, 5000, generator=rng)
     rows = base + 1e-3 * torch.randn(12, 5000, generator=rng)
-    found = nearest_sums(squared_distances(rows), n_neighbors=7)
+    found = sum_nearest(squared_distances(rows), n_neighbors=7)
     exact = rows.double()
     expected = torch.tensor(
         [sorted(float((exact[i] - exact[j]).square().sum()) for j in range(12) if j != i)[:7] for i in range(12)]

@@ -49,14 +49,16 @@ def test_pinned_values() -> None:
 
 def test_the_undecided_are_rejected() -> None:
     cohort = cohort_of([SURE, UNDECIDED, WRONG])
-    assert weights_of(Sageflow(max_entropy=0.6, patient=False), cohort) == pytest.approx([1, 0, LOW / HIGH])
+    assert weights_of(Sageflow(max_entropy=0.6, wait_for_confident_model=False), cohort) == pytest.approx(
+        [1, 0, LOW / HIGH]
+    )
 
 
 def test_delta_is_the_power_of_the_loss() -> None:
     cohort = cohort_of([SURE, UNDECIDED, WRONG])
-    rule = Sageflow(max_entropy=0.6, delta=5.0, patient=False)
+    rule = Sageflow(max_entropy=0.6, delta=5.0, wait_for_confident_model=False)
     assert weights_of(rule, cohort) == pytest.approx([1, 0, (LOW / HIGH) ** 5])
-    assert weights_of(Sageflow(max_entropy=0.6, delta=0.0, patient=False), cohort) == [1, 0, 1]
+    assert weights_of(Sageflow(max_entropy=0.6, delta=0.0, wait_for_confident_model=False), cohort) == [1, 0, 1]
 
 
 def test_the_model_is_tested_not_the_update() -> None:
@@ -72,34 +74,34 @@ def test_patience_ends_when_the_global_model_would_pass() -> None:
     early, late = cohort_of(rows), cohort_of([[0.0] * 4, [-x for x in SURE]], start=SURE)
     assert weights_of(Sageflow(max_entropy=0.6), early) == pytest.approx([1, LOW / math.log(2)])
     assert weights_of(Sageflow(max_entropy=0.6), late) == [1, 0]
-    assert weights_of(Sageflow(max_entropy=0.6, patient=False), early) == [1, 0]
+    assert weights_of(Sageflow(max_entropy=0.6, wait_for_confident_model=False), early) == [1, 0]
 
 
 def test_with_nobody_left_the_model_stays() -> None:
-    defense = Defense((Sageflow(max_entropy=0.5, patient=False),), Mean())
+    defense = Defense((Sageflow(max_entropy=0.5, wait_for_confident_model=False),), Mean())
     verdict, _ = defense(cohort_of([SURE, UNDECIDED]), defense.init())
     assert verdict.skipped == "every client was rejected"
     assert verdict.update.tolist() == [0] * 4
 
 
 def test_pinned_update() -> None:
-    defense = Defense((Sageflow(max_entropy=0.6, patient=False),), Mean())
+    defense = Defense((Sageflow(max_entropy=0.6, wait_for_confident_model=False),), Mean())
     verdict, _ = defense(cohort_of([SURE, UNDECIDED, WRONG]), defense.init())
     right, wrong = LN3 * HIGH / (LOW + HIGH), LN3 * LOW / (LOW + HIGH)  # β ∝ 1 / loss
     assert verdict.update.tolist() == pytest.approx([right, wrong, wrong, right])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("patient", [True, False])
-def test_hostile_numbers(dtype: torch.dtype, patient: bool) -> None:
+@pytest.mark.parametrize("wait_for_confident_model", [True, False])
+def test_hostile_numbers(dtype: torch.dtype, wait_for_confident_model: bool) -> None:
     """Sure and as wrong as can be: no entropy, a loss of 1e30, no weight. Overflowing: no opinion at all."""
     largest = torch.finfo(dtype).max
     cohort = cohort_of([SURE, [-1e30, 1e30, 1e30, -1e30], [largest, 0, 0, largest]], [largest, 0, 0, 0], dtype)
-    judgment, _ = Sageflow(patient=patient)(cohort, None)
+    judgment, _ = Sageflow(wait_for_confident_model=wait_for_confident_model)(cohort, None)
     assert bool(judgment.scores.isfinite().all())
     assert judgment.weights.tolist()[2] == 0  # twice the largest number is infinite
     cohort = cohort_of([SURE, [-1e30, 1e30, 1e30, -1e30]], dtype=dtype)
-    judgment, _ = Sageflow(patient=patient)(cohort, None)
+    judgment, _ = Sageflow(wait_for_confident_model=wait_for_confident_model)(cohort, None)
     assert judgment.weights.tolist() == pytest.approx([1, 0], abs=1e-29)
     assert judgment.scores.tolist() == pytest.approx([ENTROPY, 0])
 
@@ -152,15 +154,15 @@ def slow_test(logits: list[float]) -> tuple[float, float]:
 
 
 @given(st.lists(answers, min_size=1, max_size=7), answers, st.sampled_from([0.4, 0.6]), st.booleans())
-def test_slow_twin(rows: list[list[float]], start: list[float], limit: float, patient: bool) -> None:
+def test_slow_twin(rows: list[list[float]], start: list[float], limit: float, wait_for_confident_model: bool) -> None:
     """β ∝ 1(E < limit) / L^δ. (Entropies within rounding of the limit may go either way.)"""
     tested = [slow_test([a + b for a, b in zip(row, start, strict=True)]) for row in rows]
     before = slow_test(start)[0]
     if any(abs(e - limit) < 1e-9 for e in (before, *(e for e, _ in tested))):
         return
-    early = patient and before >= limit
+    early = wait_for_confident_model and before >= limit
     shares = [1 / loss**3 if e < limit or early else 0.0 for e, loss in tested]
-    judgment, _ = Sageflow(limit, 3.0, patient)(cohort_of(rows, start), None)
+    judgment, _ = Sageflow(limit, 3.0, wait_for_confident_model)(cohort_of(rows, start), None)
     assert judgment.scores.tolist() == pytest.approx([e for e, _ in tested], abs=1e-12)
     expected = [share / max(shares) if any(shares) else 0.0 for share in shares]
     assert judgment.weights.tolist() == pytest.approx(expected, rel=1e-9)

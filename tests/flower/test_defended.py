@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean, Median
 from cosdefense.core import derive
-from cosdefense.filters import Clip, CosDefense, Krum
+from cosdefense.filters import Clip, CosDefense, MultiKrum
 from cosdefense.flower import Defended
 
 PLAIN = Defense((), Mean())
@@ -90,7 +90,7 @@ def test_the_order_of_arrival_does_not_matter(strategy: Any) -> None:
     for shuffle in range(10):
         options = {"server_momentum": 0.9} if strategy is FedAvgM else {}
         inner = strategy(min_train_nodes=8, min_available_nodes=8, **options)
-        defended = Defended(inner, Krum(keep=None), seed=1)
+        defended = Defended(inner, MultiKrum(), seed=1)
         replies = answers(asked(defended, start), liars=2)
         random.Random(shuffle).shuffle(replies)
         arrays, _ = defended.aggregate_train(1, replies)
@@ -215,7 +215,7 @@ def test_rounds_end_to_end_in_process() -> None:
             return reply(message, content(worse, {"loss": 1.0, "num-examples": 10}))
         return sent
 
-    defended = Defended(fedavg(), Krum(keep=None), seed=5)
+    defended = Defended(fedavg(), MultiKrum(), seed=5)
     result = defended.start(LocalGrid(behave), record(start), num_rounds=3, timeout=20.0)
     assert result.train_metrics_clientapp[3]["cosdefense-received"] == 8
     assert set(result.evaluate_metrics_clientapp) == {1, 2, 3}

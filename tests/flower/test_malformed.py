@@ -21,7 +21,7 @@ from strategies import STRATEGIES
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Median
 from cosdefense.core import pack
-from cosdefense.filters import Clip, CosDefense, FoolsGold, Krum
+from cosdefense.filters import Clip, CosDefense, FoolsGold, MultiKrum
 from cosdefense.flower import Defended, Reason
 from cosdefense.flower.strategy_state import pack_strategy
 
@@ -79,7 +79,7 @@ def test_the_result_is_that_of_the_honest_alone(strategy: str, place: int) -> No
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
-@pytest.mark.parametrize("defense", [CosDefense(), FoolsGold(), Defense((Krum(keep=None),), Median())], ids=repr)
+@pytest.mark.parametrize("defense", [CosDefense(), FoolsGold(), Defense((MultiKrum(),), Median())], ids=repr)
 def test_neither_judgment_nor_memory_knows_of_them(defense: Defense | Filter, place: int) -> None:
     compare_with_the_honest_alone(lambda: Defended(STRATEGIES["FedAvgM"](), defense, seed=11), place, KINDS[::6])
 
@@ -99,7 +99,7 @@ def test_all_but_two_may_be_malformed() -> None:
 
 
 def test_every_rejection_has_a_code_that_is_logged_once_counted_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
-    tried = Defended(STRATEGIES["FedAvg"](), Krum(contamination=0.4, keep=3))
+    tried = Defended(STRATEGIES["FedAvg"](), MultiKrum(contamination=0.4, keep=3))
     messages = asked(tried, model())
     replies = honest_replies(messages)
     replies[2] = malformed("an error", messages[2], model())

@@ -20,7 +20,7 @@ from strategies import STRATEGIES
 
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean, Median
-from cosdefense.filters import RFFL, Clip, FoolsGold, Krum
+from cosdefense.filters import RFFL, Clip, FoolsGold, Krum, MultiKrum
 from cosdefense.flower import Defended
 from cosdefense.report import write_report
 from cosdefense.runs.checkpoint import DamagedCheckpoint
@@ -274,7 +274,7 @@ def test_a_federation_that_is_over_says_so_until_it_goes_on(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("defense", "label"),
     [
-        (Krum(keep=None), "multi-krum"),
+        (MultiKrum(), "multi-krum"),
         (Krum(0.2), "Krum"),
         (Defense((Clip(2.0),), Median()), "clipping-median"),
         (Defense((Clip(3.0),), Median()), "Clip + Median"),

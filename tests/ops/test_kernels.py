@@ -16,8 +16,8 @@ from torch import Tensor
 
 from cosdefense import Cohort, Defense, Layout, ops
 from cosdefense.aggregators import Bulyan, Mean
-from cosdefense.aggregators.bulyan import chosen_by_krum
-from cosdefense.filters import Krum
+from cosdefense.aggregators.bulyan import select_by_krum
+from cosdefense.filters import MultiKrum
 from cosdefense.ops import blocks, coordinatewise, distances, norms
 from cosdefense.ops.sorting_networks import comparators
 
@@ -96,7 +96,7 @@ def test_krum_decides_close_calls_as_exact_numbers_do(keep: int | None, scale: f
     rows = (torch.linalg.qr(base)[0].T * (1 + scale * torch.rand(10, 1, generator=rng))).float()
     exact = torch.tensor(exact_squares(rows), dtype=torch.float64).fill_diagonal_(torch.inf)
     scores = exact.sort(dim=1).values[:, :5].sum(dim=1)
-    judgment, _ = Krum(0.3, keep)(cohort_of(rows), None)
+    judgment, _ = MultiKrum(0.3, keep)(cohort_of(rows), None)
     assert judgment.weights.tolist() == (scores <= scores.sort().values[(keep or 7) - 1]).tolist()
 
 
@@ -236,7 +236,7 @@ def test_bulyan_by_hand() -> None:
     # n = 7, f = 1 on a line. Krum takes 5, one after the other; of those the 3 nearest to their median are averaged.
     column = [0.0, 1.0, 2.0, 3.0, 4.0, 50.0, -100.0]
     rows = torch.tensor(column, dtype=torch.float64)[:, None]
-    assert chosen_by_krum(ops.squared_distances(rows), 1).tolist() == [0, 1, 2, 3, 4]
+    assert select_by_krum(ops.squared_distances(rows), 1).tolist() == [0, 1, 2, 3, 4]
     assert Bulyan(0.15)(cohort_of(rows), None)[0].tolist() == [2.0]
 
 
@@ -325,7 +325,7 @@ def test_finite_rows(poison: float) -> None:
 
 def test_rejected_rows_do_not_count_in_the_mean() -> None:
     rows = torch.tensor([[1.0], [2.0], [3.0], [6.0], [3e38]])
-    verdict, _ = (defense := Defense((Krum(0.2, keep=None),), Mean()))(cohort_of(rows), defense.init())
+    verdict, _ = (defense := Defense((MultiKrum(0.2),), Mean()))(cohort_of(rows), defense.init())
     assert verdict.weights.tolist() == [1, 1, 1, 1, 0]
     assert verdict.update.tolist() == [3.0]
 

@@ -43,7 +43,7 @@ contamination = 0.2
 [[defenses]]
 name = "multi-krum"
 [[defenses]]
-filters = [{ name = "clip", max_norm = 3 }, { name = "krum", keep = "none" }]
+filters = [{ name = "clip", max_norm = 3 }, { name = "multi-krum", keep = "none" }]
 aggregator = { name = "trimmed-mean" }
 """
 
@@ -62,7 +62,7 @@ def test_a_file_becomes_real_objects(tmp_path: Path) -> None:
     assert experiment.attacks[0].part == InnerProduct(2.0)
     assert experiment.defenses[0].part == get("krum", contamination=0.2)
     assert [entry.label for entry in experiment.defenses] == [
-        "krum(contamination=0.2)", "multi-krum", "clip + krum + trimmed-mean",
+        "krum(contamination=0.2)", "multi-krum", "clip + multi-krum + trimmed-mean",
     ]  # fmt: skip
     assert dict(experiment.model) == {"name": "mlp", "hidden": 64}  # defaults are written out
 
@@ -111,7 +111,7 @@ def test_the_fingerprint_follows_the_numbers_not_the_names(tmp_path: Path) -> No
         load(written(tmp_path, TOML.replace('name = "none"', 'name = "none"\nlabel = "peace"'))).fingerprint
         == one.fingerprint
     )
-    explicit = TOML.replace('name = "multi-krum"', 'name = "multi-krum"\ncontamination = 0.3')
+    explicit = TOML.replace('name = "multi-krum"', 'name = "multi-krum"\ncontamination = 0.3', 1)
     assert load(written(tmp_path, explicit)).fingerprint == one.fingerprint  # a default, spelled out
     changes = (
         "training.rounds=8",

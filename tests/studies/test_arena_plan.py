@@ -18,7 +18,7 @@ from cosdefense.aggregators import Bulyan, TrimmedMean
 from cosdefense.attacks import Adaptive, Attack, KrumPoisoning
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data.partition import LabelSkew
-from cosdefense.filters import Krum
+from cosdefense.filters import Krum, MultiKrum
 from cosdefense.runs.experiment import Experiment
 from cosdefense.studies.arena.plan import FIELDS, Choice, plan
 from cosdefense.studies.study import shipped
@@ -95,8 +95,8 @@ def test_who_takes_a_guess_is_told_the_truth(share: float) -> None:
     for experiment in experiments(attackers=(share,), n_seeds=1):
         defenses[experiment.defenses[0].label] = experiment.defenses[0].part
         attacks[experiment.attacks[0].label] = experiment.attacks[0].part
-    assert defenses["Krum"].filters == (Krum(share, keep=1),)
-    assert defenses["Multi-Krum"].filters == (Krum(share, keep=None),)
+    assert defenses["Krum"].filters == (Krum(share),)
+    assert defenses["Multi-Krum"].filters == (MultiKrum(share),)
     assert defenses["trimmed mean"].aggregator == TrimmedMean(share)
     assert attacks["LMP Krum"] == KrumPoisoning(share)
     assert attacks["adaptive"] == Adaptive(trials=75, enough=1.5)

@@ -9,14 +9,14 @@ from flwr.serverapp.strategy import FedAvg
 
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean
-from cosdefense.filters import CosDefense, Krum
+from cosdefense.filters import CosDefense, MultiKrum
 from cosdefense.flower import Defended
 
 from .task import network, test, test_set
 
 DEFENSES: dict[str, Defense | Filter] = {
     "cosdefense": CosDefense(),
-    "multi-krum": Krum(keep=None),
+    "multi-krum": MultiKrum(),
     "none": Defense((), Mean()),  # the guard alone: whatever is well formed counts
 }
 

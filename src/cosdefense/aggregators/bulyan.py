@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Aggregator, Cohort, Need, State, TooFewClients
-from ..filters.krum import nearest_sums
+from ..filters.krum import sum_nearest
 from ..ops import fraction_of, mean_near_median, squared_distances
 
 
@@ -34,18 +34,18 @@ class Bulyan(Aggregator):
         n, f = len(cohort), fraction_of(self.contamination, len(cohort))
         if n < 4 * f + 3:
             raise TooFewClients(f"Bulyan needs at least {4 * f + 3} clients to tolerate {f} attackers, got {n}")
-        chosen = chosen_by_krum(squared_distances(cohort.trainable()), f)
+        chosen = select_by_krum(squared_distances(cohort.trainable()), f)
         return mean_near_median(cohort.updates, n - 4 * f, chosen), state
 
 
-def chosen_by_krum(distances: Float[Tensor, "n n"], f: int) -> Tensor:
+def select_by_krum(distances: Float[Tensor, "n n"], f: int) -> Tensor:
     """The n − 2f rows that Krum picks one after the other, each from those that are left."""
     n, device = len(distances), distances.device
     distances = distances.cpu()
     in_order = distances.sort(dim=1).values.tolist()
     left, chosen = list(range(n)), []
     for _ in range(n - 2 * f):
-        scores = nearest_sums(distances[left][:, left], max(1, len(left) - f - 2)).tolist()
+        scores = sum_nearest(distances[left][:, left], max(1, len(left) - f - 2)).tolist()
         # Two that are each other's nearest have the same score: all their distances decide, not their position.
         _, _, best = min((score, in_order[i], i) for score, i in zip(scores, left, strict=True))
         chosen.append(best)

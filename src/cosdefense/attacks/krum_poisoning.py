@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core import Cohort, State, TooFewClients, generator
 from ..filters import Krum
-from ..filters.krum import nearest_sums
+from ..filters.krum import sum_nearest
 from ..ops import fraction_of, row_norms, squared_distances
 from .attack import Attack
 from .knowledge import Knowledge, check_choice, known_rows
@@ -85,7 +85,7 @@ class KrumPoisoning(Attack):
         n_neighbors = min(max(1, n - f - 2), len(known) - 1)
         if n_neighbors < 1:
             return longest
-        nearest = float(nearest_sums(squared_distances(known), n_neighbors).min())
+        nearest = float(sum_nearest(squared_distances(known), n_neighbors).min())
         return math.sqrt(nearest / (max(1, n - 2 * f - 1) * size)) + longest
 
     def _jitter(self, cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "f d"]:

@@ -14,6 +14,7 @@ from ..filters import (
     FLTrust,
     FoolsGold,
     Krum,
+    MultiKrum,
     NearDuplicates,
     NormLimit,
     OpposedClusters,
@@ -30,13 +31,13 @@ def fedavg() -> Defense:
 
 
 def krum(contamination: float = 0.3) -> Defense:
-    """The one update closest to its neighbours."""
-    return Defense((Krum(contamination, keep=1),), Mean())
+    """The one update closest to its neighbors."""
+    return Defense((Krum(contamination),), Mean())
 
 
 def multi_krum(contamination: float = 0.3, keep: int | None = None) -> Defense:
-    """The mean of the updates closest to their neighbours."""
-    return Defense((Krum(contamination, keep=keep),), Mean())
+    """The mean of the updates closest to their neighbors."""
+    return Defense((MultiKrum(contamination, keep),), Mean())
 
 
 def median() -> Defense:
@@ -97,9 +98,9 @@ def bygars_plus_plus(rate: float = 0.1, capacity: int = 10_000) -> Defense:
     return Defense((ByGARSPlusPlus(rate, capacity),), Mean())
 
 
-def sageflow(max_entropy: float = 1.0, delta: float = 1.0, patient: bool = True) -> Defense:
+def sageflow(max_entropy: float = 1.0, delta: float = 1.0, wait_for_confident_model: bool = True) -> Defense:
     """Reject models that are undecided about public data, then a mean weighted by their loss on it."""
-    return Defense((Sageflow(max_entropy, delta, patient),), Mean())
+    return Defense((Sageflow(max_entropy, delta, wait_for_confident_model),), Mean())
 
 
 def diversefl(min_cosine: float = 0.0, min_ratio: float = 0.5, max_ratio: float = 2.0) -> Defense:

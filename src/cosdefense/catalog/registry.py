@@ -26,6 +26,7 @@ FILTERS: dict[str, type[Filter]] = {
     "fltrust": filters.FLTrust,
     "foolsgold": filters.FoolsGold,
     "krum": filters.Krum,
+    "multi-krum": filters.MultiKrum,
     "norm-limit": filters.NormLimit,
     "pca-clusters": filters.PCAClusters,
     "rffl": filters.RFFL,

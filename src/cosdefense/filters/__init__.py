@@ -7,6 +7,7 @@ from .diversefl import DiverseFL
 from .fltrust import FLTrust
 from .foolsgold import FoolsGold
 from .krum import Krum
+from .multi_krum import MultiKrum
 from .near_duplicates import NearDuplicates
 from .norm_limit import NormLimit
 from .opposed_clusters import OpposedClusters
@@ -24,6 +25,7 @@ __all__ = [
     "FLTrust",
     "FoolsGold",
     "Krum",
+    "MultiKrum",
     "NearDuplicates",
     "NormLimit",
     "OpposedClusters",

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: keep the updates with the closest neighbours.
+"""Krum: keep the update closest to its neighbors.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent. NeurIPS 2017. https://arxiv.org/abs/1703.02757
@@ -19,33 +19,42 @@ from ..ops import fraction_of, squared_distances
 
 @dataclass(frozen=True)
 class Krum(Filter):
-    """An update's score is the sum of squared distances to its n − f − 2 nearest; the lowest scores stay.
+    """Keep the one update with the smallest sum of squared distances to its n − f − 2 nearest others.
 
-    Ties stay together, because breaking them by position would let the order of arrival decide.
+    Here f = floor(contamination · n). The score is that sum. Updates with equal scores are all kept, because breaking
+    a tie by position would let the order of arrival decide.
+
+    Args:
+        contamination: The expected share of malicious clients.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTACKER_COUNT})
 
-    contamination: float = 0.3  # the share of attackers to expect: f = floor(contamination · n)
-    keep: int | None = 1  # how many updates to keep: 1 is Krum, None is Multi-Krum with n − f
+    contamination: float = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.contamination < 0.5:
-            raise ValueError(f"Krum.contamination must be in [0, 0.5), got {self.contamination}")
-        if self.keep is not None and self.keep < 1:
-            raise ValueError(f"Krum.keep must be at least 1, got {self.keep}")
+        check_contamination(self, self.contamination)
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        n, f = len(cohort), fraction_of(self.contamination, len(cohort))
-        if n <= 2 * f + 2:
-            raise TooFewClients(f"Krum needs more than {2 * f + 2} clients to tolerate {f} attackers, got {n}")
-        scores = nearest_sums(squared_distances(cohort.trainable()), n_neighbors=n - f - 2)
-        keep = min(self.keep or n - f, n)
-        worst_kept = scores.sort().values[keep - 1]
-        return Judgment(scores, scores <= worst_kept), state
+        scores = krum_scores(self, cohort, fraction_of(self.contamination, len(cohort)))
+        return Judgment(scores, scores <= scores.min()), state
 
 
-def nearest_sums(distances: Float[Tensor, "n n"], n_neighbors: int) -> Float[Tensor, " n"]:
+def check_contamination(rule: Filter, contamination: float) -> None:
+    if not 0 <= contamination < 0.5:
+        raise ValueError(f"{type(rule).__name__}.contamination must be in [0, 0.5), got {contamination}")
+
+
+def krum_scores(rule: Filter, cohort: Cohort, f: int) -> Float[Tensor, " n"]:
+    """Sum of squared distances to the n − f − 2 nearest others."""
+    n = len(cohort)
+    if n <= 2 * f + 2:
+        name = type(rule).__name__
+        raise TooFewClients(f"{name} needs more than {2 * f + 2} clients to tolerate {f} attackers, got {n}")
+    return sum_nearest(squared_distances(cohort.trainable()), n_neighbors=n - f - 2)
+
+
+def sum_nearest(distances: Float[Tensor, "n n"], n_neighbors: int) -> Float[Tensor, " n"]:
     """For every row, the sum of its distances to the nearest others."""
     others = distances.clone().fill_diagonal_(torch.inf)
     return others.sort(dim=1).values[:, :n_neighbors].sum(dim=1)

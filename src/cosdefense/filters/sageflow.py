@@ -29,7 +29,9 @@ class Sageflow(Filter):
 
     max_entropy: float = 1.0  # in nats; the authors' value for untargeted attacks, and 2 against backdoors
     delta: float = 1.0  # likewise: 1, and 5 against backdoors
-    patient: bool = True  # no entropy filter while the global model itself would not pass; False: as in the paper
+    wait_for_confident_model: bool = (
+        True  # no entropy filter while the global model itself would not pass; False: as in the paper
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.max_entropy < math.inf:
@@ -51,7 +53,7 @@ class Sageflow(Filter):
 
         Where clients take one step a round, all of them would be rejected in the first round, and so in every other.
         """
-        return self.patient and float(_tested(cohort, cohort.params)[0]) >= self.max_entropy
+        return self.wait_for_confident_model and float(_tested(cohort, cohort.params)[0]) >= self.max_entropy
 
 
 def _tested(cohort: Cohort, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
