@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from cosdefense import Layout
-from cosdefense.attacks.policy import Actions, Policy, head_size
+from cosdefense.attacks.policy_network import ActionRanges, Policy, head_size
 
 
-def drawn_policy(
-    layout: Layout, hidden: tuple[int, ...] = (5, 4), seed: int = 0, sampled: int = 10, actions: Actions = Actions()
+def random_policy(
+    layout: Layout,
+    hidden: tuple[int, ...] = (5, 4),
+    seed: int = 0,
+    sampled: int = 10,
+    actions: ActionRanges = ActionRanges(),
 ) -> Policy:
     """Random weights: another answer for every model."""
     rng = torch.Generator().manual_seed(seed)
@@ -25,13 +29,15 @@ def drawn_policy(
     return Policy(layers, actions, sampled)
 
 
-def constant_policy(layout: Layout, action: tuple[float, float] = (0.0, 0.0), actions: Actions = Actions()) -> Policy:
+def constant_policy(
+    layout: Layout, action: tuple[float, float] = (0.0, 0.0), actions: ActionRanges = ActionRanges()
+) -> Policy:
     """The same answer whatever it sees."""
     bias: Tensor = torch.atanh(torch.tensor(action))
     return Policy(((torch.zeros(2, head_size(layout) + 1), bias),), actions, sampled=10)
 
 
-def kept(policy: Policy, folder: Path, name: str = "policy.safetensors") -> str:
+def save_policy(policy: Policy, folder: Path, name: str = "policy.safetensors") -> str:
     """The path of a file with it."""
     (folder / name).write_bytes(policy.to_bytes())
     return str(folder / name)

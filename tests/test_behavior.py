@@ -362,7 +362,7 @@ def honest(name: str) -> float:
         (KrumPoisoning(knowledge="partial"), "fedavg", 0.1),
         (KrumPoisoning(knowledge="partial"), "krum", 0.5),
         (ExplicitBoosting(), "fedavg", 0.5),
-        (Noise(on_top=True), "fedavg", 0.3),
+        (Noise(additive=True), "fedavg", 0.3),
         (SignFlip(5.0, every_step=True), "fedavg", 0.5),
         (ALIE(z=1.5), "fedavg", 0.1),
         (ALIE(z=1.5), "krum", 0.3),

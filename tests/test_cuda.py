@@ -27,7 +27,7 @@ from cosdefense.training.executor import _train_batched, channels_last, train_cl
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import resnet18
 from cosdefense.training.task import Task
-from policies import drawn_policy, kept
+from policies import random_policy, save_policy
 from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
@@ -51,7 +51,7 @@ def test_aggregators_keep_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_keep_the_contract(name: str, tmp_path: Path) -> None:
-    options = {"path": kept(drawn_policy(LAYOUT), tmp_path)} if name == "learned-policy" else {}
+    options = {"path": save_policy(random_policy(LAYOUT), tmp_path)} if name == "learned-policy" else {}
     check_attack(ATTACKS[name](**options), device="cuda")
 
 

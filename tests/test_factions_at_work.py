@@ -23,7 +23,9 @@ def outcome(attack: Attack, name: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "attack", [OrthogonalInnerProduct(), SignFlip(5.0), Adaptive(trials=20, enough=1.5)], ids=lambda a: type(a).__name__
+    "attack",
+    [OrthogonalInnerProduct(), SignFlip(5.0), Adaptive(trials=20, stop_at_damage=1.5)],
+    ids=lambda a: type(a).__name__,
 )
 def test_what_breaks_cosdefense_leaves_it_standing(attack: Attack) -> None:
     assert outcome(attack, "cosdefense") < 0.3

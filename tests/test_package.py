@@ -32,9 +32,9 @@ PUBLIC = {
     },
     "cosdefense.hooks": {"AdversarialTraining", "FLWBC"},
     "cosdefense.attacks": {
-        "ALIE", "Adaptive", "Attack", "Backdoor", "Camouflage", "Effort", "ExplicitBoosting", "InnerProduct",
+        "ALIE", "Adaptive", "Attack", "Backdoor", "Camouflage", "ExplicitBoosting", "InnerProduct",
         "KrumPoisoning", "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "OrthogonalInnerProduct",
-        "SignFlip", "TrimmedMeanPoisoning",
+        "SignFlip", "TrainingPlan", "TrimmedMeanPoisoning",
     },
     "cosdefense.flower": {"Defended", "Reason", "red_team"},
 }  # fmt: skip

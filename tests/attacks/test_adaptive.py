@@ -18,8 +18,8 @@ from torch import Tensor
 from cosdefense import Aggregator, Attack, Cohort, Defense, Filter, Judgment, Layout, get
 from cosdefense.aggregators import Mean
 from cosdefense.attacks import Adaptive, InnerProduct
+from cosdefense.attacks._candidates import GRID, NOTHING, Forgery, Material
 from cosdefense.attacks.adaptive import _imagined
-from cosdefense.attacks.forgery import GRID, NOTHING, Forgery, Material
 from cosdefense.catalog.options import ConfigError
 from cosdefense.catalog.registry import PRESETS, build_attack, describe
 from cosdefense.core import State, pack
@@ -174,12 +174,12 @@ def test_so_many_trials_and_no_more(trials: int) -> None:
 def test_enough_harm_ends_the_search() -> None:
     """The first trial sends nothing harmful, the second is inner product manipulation: 3 of 10 at −5 do 1.8."""
     rule = Counting()
-    forged, _ = Adaptive(Defense((), rule), trials=73, enough=1.7).forge(round_of(0), LIARS, None)
+    forged, _ = Adaptive(Defense((), rule), trials=73, stop_at_damage=1.7).forge(round_of(0), LIARS, None)
     plain, _ = InnerProduct(5.0).forge(round_of(0), LIARS, None)
     assert rule.asked == [10, 10]
     assert torch.allclose(forged[LIARS], plain[LIARS])
-    with pytest.raises(ValueError, match=r"Adaptive.enough must be positive, got 0"):
-        Adaptive(enough=0.0)
+    with pytest.raises(ValueError, match=r"Adaptive.stop_at_damage must be positive, got 0"):
+        Adaptive(stop_at_damage=0.0)
 
 
 def test_more_trials_never_harm_less() -> None:

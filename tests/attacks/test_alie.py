@@ -50,7 +50,7 @@ def test_too_few_attackers_send_the_mean_and_a_majority_has_a_limit() -> None:
     rows = np.random.default_rng(0).normal(size=(10, 3))
     few, _ = ALIE().forge(cohort_of(rows), torch.arange(10) < 1, None)  # 5 supporters of 9: below the median
     assert few[0].numpy() == pytest.approx(rows[1:].mean(axis=0))
-    many, _ = ALIE(largest=2.5).forge(cohort_of(rows), torch.arange(10) < 6, None)
+    many, _ = ALIE(max_z=2.5).forge(cohort_of(rows), torch.arange(10) < 6, None)
     assert many[0].numpy() == pytest.approx(rows[6:].mean(axis=0) - 2.5 * rows[6:].std(axis=0))
 
 
@@ -88,5 +88,5 @@ def test_mistakes_are_named() -> None:
     assert "ValueError: knowledge must be one of ('full', 'partial'), got 'none'" in done.stderr
     with pytest.raises(ValueError, match=r"ALIE.z must be finite, got inf"):
         ALIE(z=math.inf)
-    with pytest.raises(ValueError, match=r"ALIE.largest must be at least 0 and finite, got -1.0"):
-        ALIE(largest=-1.0)
+    with pytest.raises(ValueError, match=r"ALIE.max_z must be at least 0 and finite, got -1.0"):
+        ALIE(max_z=-1.0)

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from cosdefense import Attack, Cohort, Layout, get
-from cosdefense.attacks import Camouflage, Effort, InnerProduct, LabelFlip, Noise, OrthogonalInnerProduct, SignFlip
+from cosdefense.attacks import (
+    Camouflage,
+    InnerProduct,
+    LabelFlip,
+    Noise,
+    OrthogonalInnerProduct,
+    SignFlip,
+    TrainingPlan,
+)
 from cosdefense.training.executor import train_clients
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.task import Task
@@ -112,19 +120,19 @@ def test_noise_is_an_identitys_own() -> None:
     assert forged(Noise(), here) == forged(Noise(), there)[::-1]
 
 
-def test_noise_on_top_of_the_honest_update() -> None:
+def test_noise_added_of_the_honest_update() -> None:
     """The same noise as without the option, added to what the attacker would have sent."""
     cohort = cohort_of(ROWS)
-    instead, on_top = (torch.tensor(forged(Noise(0.5, on_top=flag), cohort)) for flag in (False, True))
-    assert torch.allclose(on_top, instead + cohort.updates[LIARS], atol=1e-6)
-    assert not torch.allclose(on_top, instead)
-    assert forged(Noise(0.0, on_top=True), cohort) == [ROWS[1], ROWS[3]]
+    instead, additive = (torch.tensor(forged(Noise(0.5, additive=flag), cohort)) for flag in (False, True))
+    assert torch.allclose(additive, instead + cohort.updates[LIARS], atol=1e-6)
+    assert not torch.allclose(additive, instead)
+    assert forged(Noise(0.0, additive=True), cohort) == [ROWS[1], ROWS[3]]
     assert cohort.updates.tolist() == ROWS  # a copy
 
 
-def test_noise_on_top_has_the_promised_size() -> None:
+def test_noise_added_has_the_promised_size() -> None:
     rows = [[100.0] * 10_000] * 4
-    found = torch.tensor(forged(Noise(2.0, on_top=True), cohort_of(rows)))
+    found = torch.tensor(forged(Noise(2.0, additive=True), cohort_of(rows)))
     assert float(found.mean()) == pytest.approx(100, abs=4 * 2 / 20_000**0.5)
     assert float(found.std()) == pytest.approx(2, rel=0.02)  # 20,000 draws: ±0.5 %
 
@@ -133,8 +141,10 @@ def test_sign_flip_at_every_step_climbs_and_sends_as_it_is() -> None:
     """Turned round on the way, an update must not be turned round again at the end."""
     assert forged(SignFlip(2.0, every_step=True), cohort_of(ROWS)) == [[20.0, 20.0], [40.0, 0.0]]
     cohort = cohort_of(ROWS)
-    assert SignFlip(every_step=True).effort(cohort.params, cohort.layout, 2, None) == Effort(None, ascend=True)
-    assert SignFlip().effort(cohort.params, cohort.layout, 2, None) == Effort()
+    assert SignFlip(every_step=True).plan_training(cohort.params, cohort.layout, 2, None) == TrainingPlan(
+        None, ascend=True
+    )
+    assert SignFlip().plan_training(cohort.params, cohort.layout, 2, None) == TrainingPlan()
 
 
 def test_sign_flip_at_every_step_is_another_walk() -> None:
@@ -145,7 +155,7 @@ def test_sign_flip_at_every_step_is_another_walk() -> None:
     start = task.initial()
 
     def sent(attack: SignFlip, steps: int) -> Tensor:
-        trainer = LocalSGD(0.5, ascend=attack.effort(start, task.layout, 1, None).ascend)
+        trainer = LocalSGD(0.5, ascend=attack.plan_training(start, task.layout, 1, None).ascend)
         trained = train_clients(task, trainer, start, images[:, :steps], labels[:, :steps])
         rows, _ = attack.forge(Cohort.of(trained, start, task.layout), torch.tensor([True]), None)
         return rows[0]
@@ -173,9 +183,9 @@ def test_label_flip() -> None:
 
 def test_label_flip_says_what_it_wants() -> None:
     images, labels = torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 2, 1])
-    assert LabelFlip(1, 7).aim(images, labels, 10)[1].tolist() == [-1, 7, -1, 7]
-    assert LabelFlip().aim(images, labels, 3)[1].tolist() == [2, -1, 0, -1]
-    assert InnerProduct().aim(images, labels, 10) is None
+    assert LabelFlip(1, 7).prepare_evaluation(images, labels, 10)[1].tolist() == [-1, 7, -1, 7]
+    assert LabelFlip().prepare_evaluation(images, labels, 3)[1].tolist() == [2, -1, 0, -1]
+    assert InnerProduct().prepare_evaluation(images, labels, 10) is None
 
 
 def test_label_flip_mistakes_are_named() -> None:

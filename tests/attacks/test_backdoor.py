@@ -33,12 +33,12 @@ def test_pinned_stamp() -> None:
 def test_class_zero_is_a_class_like_any_other() -> None:
     images, labels = torch.zeros(4, 1, 5, 5), torch.tensor([0, 1, 2, 0])
     assert Backdoor(target=0, fraction=1.0).poison(images, labels, 3, RNG)[1].tolist() == [0] * 4
-    assert Backdoor(target=0).aim(images, labels, 3)[1].tolist() == [-1, 0, 0, -1]
+    assert Backdoor(target=0).prepare_evaluation(images, labels, 3)[1].tolist() == [-1, 0, 0, -1]
 
 
 def test_success_is_not_counted_on_images_of_the_target() -> None:
     images, labels = torch.rand(5, 3, 6, 6), torch.tensor([2, 0, 2, 1, 9])
-    shown, wanted = Backdoor(target=2, size=1).aim(images, labels, 10)
+    shown, wanted = Backdoor(target=2, size=1).prepare_evaluation(images, labels, 10)
     assert wanted.tolist() == [-1, 2, -1, 2, 2]
     assert bool((shown[:, :, 5, 5] == 1).all())  # every image is stamped, in every channel
     assert torch.equal(shown[:, :, :5], images[:, :, :5])
@@ -113,7 +113,7 @@ def test_model_replacement_by_sampled_counts() -> None:
 
 
 def test_attackers_train_like_everybody() -> None:
-    effort = Backdoor().effort(torch.zeros(2), Layout((("w", (2,)),), "w", 2), 1, None)
+    effort = Backdoor().plan_training(torch.zeros(2), Layout((("w", (2,)),), "w", 2), 1, None)
     assert effort.steps is None
     assert not effort.ascend
 
@@ -139,8 +139,8 @@ def test_mistakes_that_only_the_data_show_are_named() -> None:
     with pytest.raises(ValueError, match=r"Backdoor.target must be a class below 3, got 3"):
         Backdoor(target=3).poison(images, labels, 3, RNG)
     with pytest.raises(ValueError, match=r"Backdoor.target must be a class below 3, got 3"):
-        Backdoor(target=3).aim(images, labels, 3)
+        Backdoor(target=3).prepare_evaluation(images, labels, 3)
     with pytest.raises(ValueError, match=r"Backdoor.size must fit images of 5 × 4, got 5"):
         Backdoor(size=5).poison(images, labels, 3, RNG)
     with pytest.raises(ValueError, match=r"Backdoor.size must fit images of 5 × 4, got 5"):
-        Backdoor(size=5).aim(images, labels, 3)
+        Backdoor(size=5).prepare_evaluation(images, labels, 3)

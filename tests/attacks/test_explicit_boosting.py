@@ -36,7 +36,7 @@ def test_pinned_factor() -> None:
 
 
 def test_effort() -> None:
-    effort = ExplicitBoosting(steps=7).effort(torch.zeros(2), Layout((("w", (2,)),), "w", 2), 3, None)
+    effort = ExplicitBoosting(steps=7).plan_training(torch.zeros(2), Layout((("w", (2,)),), "w", 2), 3, None)
     assert effort.steps == 7
     assert effort.ascend
     assert ExplicitBoosting().steps == 5

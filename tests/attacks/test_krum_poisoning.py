@@ -67,7 +67,7 @@ def test_krum_picks_the_forged_row_and_would_not_pick_one_twice_as_far(seed: int
     forged, _ = attack.forge(cohort, liars, None)
     known = rows[~liars] if knowledge == "full" else rows[liars]
     length = float(forged[8].abs().max())
-    assert length > attack.smallest
+    assert length > attack.min_fraction
     assert bool((forged[liars] == -length * known.mean(dim=0).sign()).all())
     # With partial knowledge they try it out on their own rows, with as few forged ones as it takes.
     chosen = False
@@ -124,7 +124,7 @@ def test_when_krum_cannot_be_fooled_the_search_gives_up() -> None:
     rows = torch.tensor([[10.0, 10.0], [10.1, 10.0], [10.0, 10.1], [10.1, 10.1], [0.0, 0.0]]).double()
     attack = KrumPoisoning(0.2)
     forged, _ = attack.forge(wide(rows), torch.arange(5) == 4, None)
-    highest, _ = KrumPoisoning(0.2, smallest=1.0).forge(wide(rows), torch.arange(5) == 4, None)  # the bound alone
+    highest, _ = KrumPoisoning(0.2, min_fraction=1.0).forge(wide(rows), torch.arange(5) == 4, None)  # the bound alone
     assert 1e-5 < float(forged[4, 0] / highest[4, 0]) <= 2e-5
 
 
@@ -217,5 +217,5 @@ def test_mistakes_are_named() -> None:
         KrumPoisoning(contamination=0.5)
     with pytest.raises(ValueError, match=r"KrumPoisoning.spread must be at least 0 and finite, got -1.0"):
         KrumPoisoning(spread=-1.0)
-    with pytest.raises(ValueError, match=r"KrumPoisoning.smallest must be positive and finite, got 0.0"):
-        KrumPoisoning(smallest=0.0)
+    with pytest.raises(ValueError, match=r"KrumPoisoning.min_fraction must be positive and finite, got 0.0"):
+        KrumPoisoning(min_fraction=0.0)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from cosdefense import Attack, Cohort, Layout, get
-from cosdefense.attacks import Effort, LearnedPolicy
-from cosdefense.attacks.learned_policy import Push
-from cosdefense.attacks.policy import Actions, Policy, head_size, observe
+from cosdefense.attacks import LearnedPolicy, TrainingPlan
+from cosdefense.attacks.learned_policy import ReversedOwnMean
+from cosdefense.attacks.policy_network import ActionRanges, Policy, head_size, observe
 from cosdefense.catalog.options import ConfigError
 from cosdefense.catalog.registry import build_attack, describe
 from cosdefense.runs.experiment import Experiment, from_table, load
 from cosdefense.simulation.loop import simulate
 from cosdefense.testing.contract import LAYOUT, check_attack
-from policies import constant_policy, drawn_policy, kept
+from policies import constant_policy, random_policy, save_policy
 from worlds import digits_world
 
 PARAMS = torch.linspace(-1, 1, LAYOUT.size)
@@ -32,17 +32,17 @@ LIARS = torch.tensor([False, True, False, True])
 
 @pytest.mark.parametrize("sampled", [1, 10, 23])
 def test_the_contract(sampled: int, tmp_path: Path) -> None:
-    check_attack(LearnedPolicy(kept(drawn_policy(LAYOUT, sampled=sampled), tmp_path)))
+    check_attack(LearnedPolicy(save_policy(random_policy(LAYOUT, sampled=sampled), tmp_path)))
 
 
 def test_the_contract_of_its_single_move() -> None:
-    check_attack(Push(3.0, 2))
+    check_attack(ReversedOwnMean(3.0, 2))
 
 
 @pytest.mark.parametrize(("magnitude", "steps"), [(-1.0, 1), (math.inf, 1), (1.0, 0)])
 def test_impossible_moves(magnitude: float, steps: int) -> None:
     with pytest.raises(ValueError, match="must be at least"):
-        Push(magnitude, steps)
+        ReversedOwnMean(magnitude, steps)
 
 
 # what it sees
@@ -91,21 +91,21 @@ def test_large_numbers_and_large_crowds_stay_in_range() -> None:
                                        ((0.5, 0.49), 22.45, 36), ((7.0, -7.0), 29.9, 1)],
 )  # fmt: skip
 def test_the_papers_ranges(action: tuple[float, float], magnitude: float, steps: int) -> None:
-    found = Actions().meaning(torch.tensor(action))
+    found = ActionRanges().decode(torch.tensor(action))
     assert found[0] == pytest.approx(magnitude)
     assert found[1] == steps
 
 
 def test_the_papers_ranges_against_krum() -> None:
-    krum = Actions((0.1, 9.9), (1, 21))
-    magnitude, steps = krum.meaning(torch.tensor([0.5, 0.55]))
+    krum = ActionRanges((0.1, 9.9), (1, 21))
+    magnitude, steps = krum.decode(torch.tensor([0.5, 0.55]))
     assert magnitude == pytest.approx(4.9 * 0.5 + 5)
     assert steps == math.floor(10 * 0.55 + 11)
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 6), max_size=3), st.integers(0, 12))
 def test_the_network_against_plain_python(seed: int, hidden: list[int], n_malicious: int) -> None:
-    policy = drawn_policy(LAYOUT, tuple(hidden), seed)
+    policy = random_policy(LAYOUT, tuple(hidden), seed)
     params = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(seed))
     values = observe(params, LAYOUT, n_malicious, 10).tolist()
     for number, (weight, bias) in enumerate(policy.layers):
@@ -125,19 +125,19 @@ def test_the_network_against_plain_python(seed: int, hidden: list[int], n_malici
 
 
 def test_forged_by_hand(tmp_path: Path) -> None:
-    attack = LearnedPolicy(kept(constant_policy(LAYOUT, actions=Actions((1.0, 4.0), (1, 10))), tmp_path))
+    attack = LearnedPolicy(save_policy(constant_policy(LAYOUT, actions=ActionRanges((1.0, 4.0), (1, 10))), tmp_path))
     updates = torch.arange(4.0)[:, None].expand(4, LAYOUT.size)
     rows, state = attack.forge(Cohort.of(updates, PARAMS, LAYOUT), LIARS, attack.init())
     assert state is None
     assert rows[LIARS].tolist() == [[-5.0] * LAYOUT.size] * 2  # −2.5 times the mean of rows 1 and 3
-    assert attack.effort(PARAMS, LAYOUT, 2, None) == Effort(steps=5)
+    assert attack.plan_training(PARAMS, LAYOUT, 2, None) == TrainingPlan(steps=5)
 
 
 def test_the_answer_depends_on_the_model_and_the_number_of_attackers(tmp_path: Path) -> None:
-    policy = drawn_policy(LAYOUT)
-    attack = LearnedPolicy(kept(policy, tmp_path))
+    policy = random_policy(LAYOUT)
+    attack = LearnedPolicy(save_policy(policy, tmp_path))
     models = [torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    found = {attack.effort(params, LAYOUT, n, None).steps for params in models for n in range(6)}
+    found = {attack.plan_training(params, LAYOUT, n, None).steps for params in models for n in range(6)}
     assert len(found) > 3
     cohort = Cohort.of(torch.ones(4, LAYOUT.size), models[0], LAYOUT)
     rows, _ = attack.forge(cohort, LIARS, None)
@@ -147,22 +147,22 @@ def test_the_answer_depends_on_the_model_and_the_number_of_attackers(tmp_path: P
 def test_it_plays_in_a_federation(tmp_path: Path) -> None:
     """The same rounds as the single move that the policy always answers with; and they hurt."""
     world = digits_world(malicious=0.3)
-    policy = constant_policy(world.task.layout, (0.25, -0.5), Actions((0.1, 29.9), (1, 10)))
+    policy = constant_policy(world.task.layout, (0.25, -0.5), ActionRanges((0.1, 29.9), (1, 10)))
     magnitude, steps = policy.decide(world.task.initial(), world.task.layout, 1)
 
     def last(attack: Attack) -> torch.Tensor:
         rounds = simulate(world, attack, get("clipping-median"), rounds=5, sampled=10, batch=4, seed=0)
         return [round_.after.params for round_ in rounds][-1]
 
-    assert torch.equal(last(LearnedPolicy(kept(policy, tmp_path))), last(Push(magnitude, steps)))
-    assert not torch.equal(last(Push(magnitude, steps)), last(Push(magnitude, steps + 1)))
+    assert torch.equal(last(LearnedPolicy(save_policy(policy, tmp_path))), last(ReversedOwnMean(magnitude, steps)))
+    assert not torch.equal(last(ReversedOwnMean(magnitude, steps)), last(ReversedOwnMean(magnitude, steps + 1)))
 
 
 # files
 
 
 def test_kept_and_read_again(tmp_path: Path) -> None:
-    policy = replace(drawn_policy(LAYOUT, actions=Actions((0.3, 0.7), (2, 3))), history={"seed": 1})
+    policy = replace(random_policy(LAYOUT, actions=ActionRanges((0.3, 0.7), (2, 3))), history={"seed": 1})
     again = Policy.from_bytes(policy.to_bytes())
     assert again.to_bytes() == policy.to_bytes()
     assert (again.actions, again.sampled, again.history) == (policy.actions, policy.sampled, policy.history)
@@ -171,13 +171,13 @@ def test_kept_and_read_again(tmp_path: Path) -> None:
 
 def test_described_with_its_digest(tmp_path: Path) -> None:
     """A policy that was trained again is another attack: finished runs are not taken for its own."""
-    path = kept(drawn_policy(LAYOUT, seed=0), tmp_path)
+    path = save_policy(random_policy(LAYOUT, seed=0), tmp_path)
     first = LearnedPolicy(path)
     table = describe(first)
     assert table == {"name": "learned-policy", "path": path, "sha256": first.sha256}
     assert build_attack(table) == first
     assert build_attack({"name": "learned-policy", "path": path}) == first
-    kept(drawn_policy(LAYOUT, seed=1), tmp_path)
+    save_policy(random_policy(LAYOUT, seed=1), tmp_path)
     assert LearnedPolicy(path) != first
     with pytest.raises(
         ConfigError, match=f"has changed: needed sha256 {first.sha256}, got {LearnedPolicy(path).sha256}"
@@ -192,7 +192,7 @@ def test_found_beside_the_experiment_or_in_the_working_directory(
     beside, here = tmp_path / "beside", tmp_path / "here"
     for seed, folder in enumerate((beside, here)):
         folder.mkdir()
-        kept(drawn_policy(LAYOUT, seed=seed), folder)
+        save_policy(random_policy(LAYOUT, seed=seed), folder)
     (beside / "x.toml").write_text('[[attacks]]\nname = "learned-policy"\npath = "policy.safetensors"\n')
 
     def read() -> Experiment:
@@ -250,7 +250,7 @@ def test_a_damaged_policy(
     assert complaint in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a policy", b"\xff" * 100, drawn_policy(LAYOUT).to_bytes()[:-1]])
+@pytest.mark.parametrize("content", [b"", b"not a policy", b"\xff" * 100, random_policy(LAYOUT).to_bytes()[:-1]])
 def test_not_a_policy_at_all(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.safetensors cannot be used: is not a safetensors file"):
@@ -258,9 +258,9 @@ def test_not_a_policy_at_all(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_policy_for_another_model(tmp_path: Path) -> None:
-    attack = LearnedPolicy(kept(drawn_policy(LAYOUT), tmp_path))
+    attack = LearnedPolicy(save_policy(random_policy(LAYOUT), tmp_path))
     other = Layout((("head.weight", (2, 3)),), "head.weight", 6)
     with pytest.raises(ValueError, match=r"trained for a last layer of 15 numbers, 'head.weight' of this model has 6"):
-        attack.effort(torch.zeros(6), other, 1, None)
+        attack.plan_training(torch.zeros(6), other, 1, None)
     with pytest.raises(ValueError, match="15 numbers"):
         attack.forge(Cohort.of(torch.zeros(4, 6), torch.zeros(6), other), LIARS, None)

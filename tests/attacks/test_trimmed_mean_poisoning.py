@@ -57,9 +57,9 @@ def test_pinned_intervals_with_full_knowledge() -> None:
 
 
 def test_pinned_reach() -> None:
-    spans(drawn(TrimmedMeanPoisoning(reach=4.0), COLUMNS, LIARS), [(0.25, 1), (-12, -3), (-1, -0.25), (3, 12)])
+    spans(drawn(TrimmedMeanPoisoning(factor=4.0), COLUMNS, LIARS), [(0.25, 1), (-12, -3), (-1, -0.25), (3, 12)])
     assert torch.equal(
-        drawn(TrimmedMeanPoisoning(reach=1.0), COLUMNS, LIARS)[0], torch.tensor([[1.0, -3, -1, 3]] * 2).double()
+        drawn(TrimmedMeanPoisoning(factor=1.0), COLUMNS, LIARS)[0], torch.tensor([[1.0, -3, -1, 3]] * 2).double()
     )
 
 
@@ -127,22 +127,22 @@ values = st.integers(-50, 50).map(float)
     st.sampled_from([1.0, 2.0, 5.0]),
     st.integers(0, 2**32),
 )
-def test_slow_twin(clients: list[tuple[bool, list[float]]], reach: float, seed: int) -> None:
+def test_slow_twin(clients: list[tuple[bool, list[float]]], factor: float, seed: int) -> None:
     """The paper's intervals, coordinate by coordinate; a mean of zero counts as going down."""
     honest = [row for lies, row in clients if not lies]
     own = [row for lies, row in clients if lies]
     liars = torch.tensor([lies for lies, _ in clients])
     cohort = cohort_of([row for _, row in clients], seed=seed)
-    full, _ = TrimmedMeanPoisoning("full", reach).forge(cohort, liars, None)
+    full, _ = TrimmedMeanPoisoning("full", factor).forge(cohort, liars, None)
     partial, _ = TrimmedMeanPoisoning("partial").forge(cohort, liars, None)
     assert torch.equal(full[~liars], cohort.updates[~liars])
     for k in range(3):
         seen = [row[k] for row in honest or own]
         low, high = min(seen), max(seen)
         if math.fsum(seen) > 0:
-            interval = (low / reach, low) if low > 0 else (reach * low, low)
+            interval = (low / factor, low) if low > 0 else (factor * low, low)
         else:
-            interval = (high, reach * high) if high > 0 else (high, high / reach)
+            interval = (high, factor * high) if high > 0 else (high, high / factor)
         for value in full[liars][:, k].tolist():
             assert interval[0] - 1e-9 <= value <= interval[1] + 1e-9
         mine = [row[k] for row in own]
@@ -159,6 +159,8 @@ def test_mistakes_are_named() -> None:
     code = "from cosdefense.attacks import TrimmedMeanPoisoning; TrimmedMeanPoisoning(knowledge='none')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ValueError: knowledge must be one of ('full', 'partial'), got 'none'" in done.stderr
-    for reach in (0.5, math.inf, math.nan):
-        with pytest.raises(ValueError, match=rf"TrimmedMeanPoisoning.reach must be at least 1 and finite, got {reach}"):
-            TrimmedMeanPoisoning(reach=reach)
+    for factor in (0.5, math.inf, math.nan):
+        with pytest.raises(
+            ValueError, match=rf"TrimmedMeanPoisoning.factor must be at least 1 and finite, got {factor}"
+        ):
+            TrimmedMeanPoisoning(factor=factor)

@@ -74,11 +74,11 @@ ATTACK_CASES = [
     InnerProduct(0.5),
     SignFlip(5.0),
     SignFlip(every_step=True),
-    Noise(0.1, on_top=True),
+    Noise(0.1, additive=True),
     LabelFlip(1, 7),
     Backdoor(target=3, fraction=1.0, size=8, scale=None),
     ExplicitBoosting(steps=1),
-    KrumPoisoning(0.1, knowledge="partial", spread=0.01, smallest=0.1),  # a short search; the default's is long
+    KrumPoisoning(0.1, knowledge="partial", spread=0.01, min_fraction=0.1),  # a short search; the default's is long
     TrimmedMeanPoisoning(knowledge="partial"),
     ALIE(knowledge="partial"),
     ALIE(z=-1.5),

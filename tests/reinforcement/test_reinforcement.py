@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy
 from commands import called
 from cosdefense import get
 from cosdefense.attacks import LearnedPolicy
-from cosdefense.attacks.learned_policy import Push
-from cosdefense.attacks.policy import Actions, Policy
+from cosdefense.attacks.learned_policy import ReversedOwnMean
+from cosdefense.attacks.policy_network import ActionRanges, Policy
 from cosdefense.data import load
 from cosdefense.data.partition import LabelSkew
-from cosdefense.reinforcement import Lesson, MissingRLExtra, TrainingInterrupted, train_policy
+from cosdefense.reinforcement import MissingRLExtra, TrainingInterrupted, TrainingOptions, train_policy
 from cosdefense.runs.experiment import Experiment, from_table
 from cosdefense.simulation.loop import simulate
 from cosdefense.simulation.schedule import Schedule
@@ -46,11 +46,11 @@ from cosdefense.reinforcement.training import environment_of, learner, policy_of
 
 CPU = torch.device("cpu")
 RULES: dict[str, Any] = {"sampled": 5, "batch": 4, "local_steps": 1}
-SHORT = Lesson(steps=40, episode=10, explored=20, batch=8, net=(8, 4), actions=Actions(steps=(1, 3)))
+SHORT = TrainingOptions(steps=40, episode=10, explored=20, batch=8, net=(8, 4), actions=ActionRanges(steps=(1, 3)))
 
 
 def environment(world: World | None = None, **options: Any) -> FederationEnv:
-    given = {**RULES, "actions": Actions(steps=(1, 3)), "episode": 8, "seed": 7, **options}
+    given = {**RULES, "actions": ActionRanges(steps=(1, 3)), "episode": 8, "seed": 7, **options}
     return FederationEnv(world or digits_world(), get("clipping-median"), **given)
 
 
@@ -137,7 +137,7 @@ def test_the_reward_is_the_rise_of_the_loss_between_decisions() -> None:
         losses.append(told["loss"])
     assert len(rewards) == 8
 
-    world, move = env.world, Push(*env.actions.meaning(torch.tensor([0.2, 1.0])))
+    world, move = env.world, ReversedOwnMean(*env.actions.decode(torch.tensor([0.2, 1.0])))
     params, attacked = [], []
     for round_ in simulate(
         world, move, env.defense, rounds=60, sampled=2, batch=4, seed=env._federation, schedule=Schedule(3)
@@ -160,8 +160,8 @@ def test_the_observation_says_how_many_attackers_come() -> None:
         liars = round((float(seen[-1]) + 1) / 2 * 5)
         assert liars >= 1
         (round_,) = simulate(
-            env.world, Push(), env.defense, rounds=env._now.next_round + 1, sampled=5, batch=4, seed=env._federation,
-            resume=env._now,
+            env.world, ReversedOwnMean(), env.defense, rounds=env._now.next_round + 1, sampled=5, batch=4,
+            seed=env._federation, resume=env._now,
         )  # fmt: skip
         assert int(round_.malicious.sum()) == liars
         seen, *_ = env.step(np.zeros(2, dtype=np.float32))
@@ -253,10 +253,10 @@ def test_what_always_pays_is_learned() -> None:
             self._decisions += 1
             return self._observed(), float(action[0]), False, self._decisions >= self.episode, {"loss": 0.0}
 
-    lesson = Lesson(steps=400, explored=100, learning_rate=1e-3, batch=32, net=(16,), discount=0.0)
+    options = TrainingOptions(steps=400, explored=100, learning_rate=1e-3, batch=32, net=(16,), discount=0.0)
     env = Paid(digits_world(), get("median"), **RULES, episode=50)
-    model = learner(env, lesson, 0)
-    model.learn(lesson.steps)
+    model = learner(env, options, 0)
+    model.learn(options.steps)
     action, _ = model.predict(env.reset()[0], deterministic=True)
     assert action[0] > 0.9
 
@@ -295,7 +295,7 @@ def test_the_extra_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_lessons_that_teach_nothing(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Lesson(**change)
+        TrainingOptions(**change)
 
 
 # the command
@@ -348,7 +348,7 @@ def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]]
     assert (told["policy"], told["decisions"], len(told["losses"])) == ("policy.safetensors", 40, 2)
     assert "decision 40 of 40, mean loss of the last episode" in trained.stderr
     policy = LearnedPolicy(str(tmp_path / "policy.safetensors")).policy
-    assert policy.actions == Actions((0.1, 29.9), (1, 2))
+    assert policy.actions == ActionRanges((0.1, 29.9), (1, 2))
     assert policy.history["seed"] == 9
     again = command(*arguments)
     assert again.returncode == 2

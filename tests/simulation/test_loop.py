@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, get
-from cosdefense.attacks import Effort, ExplicitBoosting, InnerProduct, LabelFlip, Noise, SignFlip
+from cosdefense.attacks import ExplicitBoosting, InnerProduct, LabelFlip, Noise, SignFlip, TrainingPlan
 from cosdefense.core import State, generator
 from cosdefense.data import load
 from cosdefense.simulation import loop
@@ -125,8 +125,8 @@ class Eager(Attack):
 
     steps: int = 3
 
-    def effort(self, params: Tensor, layout: Layout, n_malicious: int, state: State) -> Effort:
-        return Effort(self.steps, ascend=True)
+    def plan_training(self, params: Tensor, layout: Layout, n_malicious: int, state: State) -> TrainingPlan:
+        return TrainingPlan(self.steps, ascend=True)
 
 
 def test_honest_clients_run_the_hooks_and_liars_do_not() -> None:
@@ -159,7 +159,7 @@ def test_liars_train_as_they_please() -> None:
 class Diligent(InnerProduct):
     """The same lie, by clients that train before they tell it."""
 
-    trains: ClassVar[bool] = True
+    needs_local_training: ClassVar[bool] = True
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -99,7 +99,7 @@ def test_who_takes_a_guess_is_told_the_truth(share: float) -> None:
     assert defenses["Multi-Krum"].filters == (MultiKrum(share),)
     assert defenses["trimmed mean"].aggregator == TrimmedMean(share)
     assert attacks["LMP Krum"] == KrumPoisoning(share)
-    assert attacks["adaptive"] == Adaptive(trials=75, enough=1.5)
+    assert attacks["adaptive"] == Adaptive(trials=75, stop_at_damage=1.5)
     if share == 0.1:
         assert defenses["Bulyan"].aggregator == Bulyan(0.1)
 

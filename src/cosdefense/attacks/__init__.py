@@ -2,7 +2,7 @@
 
 from .adaptive import Adaptive
 from .alie import ALIE
-from .attack import Attack, Effort
+from .attack import Attack, TrainingPlan
 from .backdoor import Backdoor
 from .camouflage import Camouflage
 from .explicit_boosting import ExplicitBoosting
@@ -24,7 +24,6 @@ __all__ = [
     "Attack",
     "Backdoor",
     "Camouflage",
-    "Effort",
     "ExplicitBoosting",
     "InnerProduct",
     "KrumPoisoning",
@@ -36,5 +35,6 @@ __all__ = [
     "Noise",
     "OrthogonalInnerProduct",
     "SignFlip",
+    "TrainingPlan",
     "TrimmedMeanPoisoning",
 ]

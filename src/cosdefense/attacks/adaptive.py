@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..aggregators import Mean
 from ..core import Cohort, Defense, State, generator
+from ._candidates import GRID, NOTHING, Forgery, Material
+from ._knowledge import Knowledge, check_choice, known_rows
+from ._trial_round import Rehearsal, Remembering, Trial
 from .attack import Attack
-from .forgery import GRID, NOTHING, Forgery, Material
-from .knowledge import Knowledge, check_choice, known_rows
-from .rehearsal import Rehearsal, Remembering, Trial
 
 STARTS = 3  # of the grid's directions, around which to search on
 
@@ -46,14 +46,16 @@ class Adaptive(Attack):
     defense: Defense | None = None  # what they try it on. None: the server's, if a simulator tells it, else the mean
     knowledge: Knowledge = "full"  # of the honest clients' updates
     trials: int = 150  # how often the defense is asked in a round; the grid has 73
-    enough: float | None = None  # harm that ends the search: 1 stops the model, 2 turns it around; none: search on
+    stop_at_damage: float | None = (
+        None  # harm that ends the search: 1 stops the model, 2 turns it around; none: search on
+    )
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)
         if self.trials < 2:  # nothing at all, and inner product manipulation
             raise ValueError(f"Adaptive.trials must be at least 2, got {self.trials}")
-        if self.enough is not None and not self.enough > 0:
-            raise ValueError(f"Adaptive.enough must be positive, got {self.enough}")
+        if self.stop_at_damage is not None and not self.stop_at_damage > 0:
+            raise ValueError(f"Adaptive.stop_at_damage must be positive, got {self.stop_at_damage}")
 
     def init(self) -> State:
         return None if self.defense is None else self.defense.init()
@@ -73,7 +75,7 @@ class Adaptive(Attack):
         )
         defense = self.defense or Defense((), Mean())
         rehearsal = self._rehearsal(sorted_, malicious, defense, defense.init() if state is None else state)
-        best = _searched(rehearsal.play, self.trials, math.inf if self.enough is None else self.enough)
+        best = _searched(rehearsal.play, self.trials, math.inf if self.stop_at_damage is None else self.stop_at_damage)
         forged = cohort.updates.clone()
         forged[order[malicious]] = best.rows
         return forged, best.memory
@@ -88,11 +90,11 @@ class Adaptive(Attack):
         return Rehearsal(cohort, malicious, defense, memory, known.mean(dim=0), material)
 
 
-def _searched(play: Callable[[Forgery], Trial], trials: int, enough: float) -> Trial:
+def _searched(play: Callable[[Forgery], Trial], trials: int, stop_at_damage: float) -> Trial:
     """The most harmful of so many, or the first that does enough; among equals the first: nobody lies in vain."""
     best: dict[str, Trial] = {}  # by heading: what is second at first may have more room around it
     for trial in map(play, (NOTHING, *GRID)[:trials]):
-        if trial.damage >= enough:
+        if trial.damage >= stop_at_damage:
             return trial
         best[trial.forgery.heading] = max(best.get(trial.forgery.heading, trial), trial, key=_damage)
     starts = sorted(best.values(), key=_damage, reverse=True)[:STARTS]

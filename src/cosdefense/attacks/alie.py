@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, State
+from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
-from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class ALIE(Attack):
 
     Unless z is given, it is the paper's: with s = ⌊n / 2 + 1⌋ − m supporters that m attackers among n clients need for
     a majority, Φ(z) = (n − m − s) / (n − m). Too few attackers (z below 0) send the mean; those who are a majority
-    already, and for whom the formula has no bound, go as far as `largest`.
+    already, and for whom the formula has no bound, go as far as `max_z`.
     """
 
     z: float | None = None  # standard deviations; None: as many as still find a majority
     knowledge: Knowledge = "full"  # of the honest clients' updates; the paper's attackers go by their own
-    largest: float = 3.0  # standard deviations, where the formula has no bound
+    max_z: float = 3.0  # standard deviations, where the formula has no bound
 
     def __post_init__(self) -> None:
         if self.z is not None and not math.isfinite(self.z):
             raise ValueError(f"ALIE.z must be finite, got {self.z}")
         check_choice("knowledge", self.knowledge, Knowledge)
-        if not 0 <= self.largest < math.inf:
-            raise ValueError(f"ALIE.largest must be at least 0 and finite, got {self.largest}")
+        if not 0 <= self.max_z < math.inf:
+            raise ValueError(f"ALIE.max_z must be at least 0 and finite, got {self.max_z}")
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
@@ -52,6 +52,6 @@ class ALIE(Attack):
     def _supported(self, n: int, n_malicious: int) -> float:
         honest, supporters = n - n_malicious, n // 2 + 1 - n_malicious
         if supporters <= 0:
-            return self.largest
+            return self.max_z
         share = (honest - supporters) / honest
-        return min(self.largest, NormalDist().inv_cdf(share)) if share > 0.5 else 0.0
+        return min(self.max_z, NormalDist().inv_cdf(share)) if share > 0.5 else 0.0

@@ -13,7 +13,7 @@ from ..core import Cohort, Defense, Layout, State
 
 
 @dataclass(frozen=True)
-class Effort:
+class TrainingPlan:
     """How malicious clients train before they forge."""
 
     steps: int | None = None  # local steps; None: as many as everybody
@@ -24,7 +24,9 @@ class Effort:
 class Attack:
     """Nobody lies: every part does nothing. An attack overrides what it needs; when it acts is not its business."""
 
-    trains: ClassVar[bool] = True  # False: what its clients would have found is not looked at, if anyone is honest
+    needs_local_training: ClassVar[bool] = (
+        True  # False: what its clients would have found is not looked at, if anyone is honest
+    )
 
     def init(self) -> State:
         """What the attackers remember before the first round."""
@@ -47,15 +49,17 @@ class Attack:
         """Before training: what malicious clients make of their batches. Pixels are in [0, 1]."""
         return images, labels
 
-    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
+    def plan_training(
+        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
+    ) -> TrainingPlan:
         """In between: how malicious clients train this round, of which they know the model and their own number."""
-        return Effort()
+        return TrainingPlan()
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         """After training: what is sent. Only the malicious rows of the result are taken."""
         return cohort.updates, state
 
-    def aim(
+    def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
         """For measuring success: test images as the attacker presents them, and the label wanted (-1: not counted).

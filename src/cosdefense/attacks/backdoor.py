@@ -59,7 +59,7 @@ class Backdoor(Attack):
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         return cohort.updates * (boost(malicious) if self.scale is None else self.scale), state
 
-    def aim(
+    def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
         self._check_target(n_classes)

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, State
+from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
-from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, Layout, State
-from .attack import Attack, Effort
+from .attack import Attack, TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class ExplicitBoosting(Attack):
         if self.steps < 1:
             raise ValueError(f"ExplicitBoosting.steps must be at least 1, got {self.steps}")
 
-    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
-        return Effort(self.steps, ascend=True)
+    def plan_training(
+        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
+    ) -> TrainingPlan:
+        return TrainingPlan(self.steps, ascend=True)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         return boost(malicious) * cohort.updates, state

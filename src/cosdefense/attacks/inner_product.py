@@ -20,7 +20,7 @@ from .attack import Attack
 class InnerProduct(Attack):
     """Every attacker sends −epsilon times the honest clients' mean update: it knows them all."""
 
-    trains: ClassVar[bool] = False
+    needs_local_training: ClassVar[bool] = False
     epsilon: float = 5.0  # the CosDefense paper's value; above (honest / malicious) it turns the mean around
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:

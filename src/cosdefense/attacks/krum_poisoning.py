@@ -17,8 +17,8 @@ from ..core import Cohort, State, TooFewClients, generator
 from ..filters import Krum
 from ..filters.krum import sum_nearest
 from ..ops import fraction_of, row_norms, squared_distances
+from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
-from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class KrumPoisoning(Attack):
     contamination: float = 0.3  # what the attackers believe the server assumes
     knowledge: Knowledge = "full"  # of the honest clients' updates
     spread: float = 0.0  # how far attackers keep from each other, so as not to look alike
-    smallest: float = 1e-5  # of the bound: below it the search gives up (the paper's is absolute, and 1e-5 as well)
+    min_fraction: float = 1e-5  # of the bound: below it the search gives up (the paper's is absolute, and 1e-5 as well)
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)
         if not 0 <= self.spread < math.inf:
             raise ValueError(f"KrumPoisoning.spread must be at least 0 and finite, got {self.spread}")
-        if not 0 < self.smallest < math.inf:
-            raise ValueError(f"KrumPoisoning.smallest must be positive and finite, got {self.smallest}")
+        if not 0 < self.min_fraction < math.inf:
+            raise ValueError(f"KrumPoisoning.min_fraction must be positive and finite, got {self.min_fraction}")
         Krum(self.contamination)  # its own check
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
@@ -59,7 +59,7 @@ class KrumPoisoning(Attack):
         """λ: tried with all attackers where the honest ones are known, else with one forged row, two, …"""
         bound = self._bound(known[:, : cohort.layout.n_trainable], len(jitter))
         lengths = [bound]
-        while lengths[-1] / 2 > self.smallest * bound:
+        while lengths[-1] / 2 > self.min_fraction * bound:
             lengths.append(lengths[-1] / 2)
         for count in [len(jitter)] if self.knowledge == "full" else range(1, len(jitter) + 1):
             for length in lengths:

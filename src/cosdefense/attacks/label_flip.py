@@ -41,7 +41,7 @@ class LabelFlip(Attack):
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         return images, self._flipped(labels, n_classes)
 
-    def aim(
+    def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
         wanted = self._flipped(labels, n_classes)

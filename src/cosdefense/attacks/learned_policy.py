@@ -19,12 +19,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, Layout, State
-from .attack import Attack, Effort
-from .policy import Policy, digest
+from .attack import Attack, TrainingPlan
+from .policy_network import Policy, digest
 
 
 @dataclass(frozen=True)
-class Push(Attack):
+class ReversedOwnMean(Attack):
     """Train honestly for some steps, then send the opposite of what was found: one action, held for ever."""
 
     magnitude: float = 15.0
@@ -36,8 +36,10 @@ class Push(Attack):
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
-    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
-        return Effort(steps=self.steps)
+    def plan_training(
+        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
+    ) -> TrainingPlan:
+        return TrainingPlan(steps=self.steps)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
@@ -76,16 +78,18 @@ class LearnedPolicy(Attack):
     def policy(self) -> Policy:
         return self._read[0]
 
-    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
-        return self._push(params, layout, n_malicious).effort(params, layout, n_malicious, state)
+    def plan_training(
+        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
+    ) -> TrainingPlan:
+        return self._push(params, layout, n_malicious).plan_training(params, layout, n_malicious, state)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         push = self._push(cohort.params, cohort.layout, int(malicious.sum()))
         return push.forge(cohort, malicious, state)
 
-    def _push(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int) -> Push:
+    def _push(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int) -> ReversedOwnMean:
         try:
-            return Push(*self.policy.decide(params, layout, n_malicious))
+            return ReversedOwnMean(*self.policy.decide(params, layout, n_malicious))
         except ValueError as error:
             raise ValueError(f"policy {self.path}: {error}") from error
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..core import ClientTable, Cohort, State, generator
 from ..ops import row_norms
+from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
-from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, State
+from ._knowledge import Knowledge, check_choice
+from ._perturbation import Direction, Room, largest_step
 from .attack import Attack
-from .knowledge import Knowledge, check_choice
-from .perturbation import Direction, Room, largest_step
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class Noise(Attack):
-    """Sends N(0, scale²) in every coordinate, each attacker its own; with `on_top`, u + N(0, scale²)."""
+    """Sends N(0, scale²) in every coordinate, each attacker its own; with `additive`, u + N(0, scale²)."""
 
     scale: float = 1.0  # the standard deviation
-    on_top: bool = False  # of the attacker's honest update, not instead of it
+    additive: bool = False  # of the attacker's honest update, not instead of it
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         # One stream per identity: the same clients send the same noise on every device and in every order.
@@ -29,5 +29,5 @@ class Noise(Attack):
         for row in malicious.nonzero().flatten().tolist():
             rng = generator(cohort.seed, "noise", int(cohort.clients[row]))
             noise = torch.randn(forged.shape[1], generator=rng, dtype=forged.dtype)
-            forged[row] = self.scale * noise.to(forged.device) + (forged[row] if self.on_top else 0)
+            forged[row] = self.scale * noise.to(forged.device) + (forged[row] if self.additive else 0)
         return forged, state

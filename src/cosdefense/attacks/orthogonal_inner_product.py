@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, State
-from .geometry import without
+from ._geometry import without
 from .inner_product import InnerProduct
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, Layout, State
-from .attack import Attack, Effort
+from .attack import Attack, TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,10 @@ class SignFlip(Attack):
     scale: float = 1.0  # how much longer than the honest update
     every_step: bool = False  # turn round each local step on the way, not the whole at the end
 
-    def effort(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State) -> Effort:
-        return Effort(ascend=self.every_step)
+    def plan_training(
+        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
+    ) -> TrainingPlan:
+        return TrainingPlan(ascend=self.every_step)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         return (self.scale if self.every_step else -self.scale) * cohort.updates, state

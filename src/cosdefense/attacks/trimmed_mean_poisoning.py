@@ -14,27 +14,27 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, State, generator
+from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
-from .knowledge import Knowledge, check_choice, known_rows
 
 
 @dataclass(frozen=True)
 class TrimmedMeanPoisoning(Attack):
     """Per coordinate: where honest clients go up, a value below their minimum; where they go down, above their maximum.
 
-    With full knowledge it is drawn between the extreme and `reach` times it; with partial knowledge,
+    With full knowledge it is drawn between the extreme and `factor` times it; with partial knowledge,
     the attackers' own honest updates stand for everybody's, and it is drawn 3 to 4 standard deviations
     away from their mean (so a single attacker, who sees no deviation, does no harm). That range was
     confirmed in public code, not in the paper's text.
     """
 
     knowledge: Knowledge = "full"  # of the honest clients' updates
-    reach: float = 2.0  # the paper's b
+    factor: float = 2.0  # the paper's b
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)
-        if not 1 <= self.reach < math.inf:
-            raise ValueError(f"TrimmedMeanPoisoning.reach must be at least 1 and finite, got {self.reach}")
+        if not 1 <= self.factor < math.inf:
+            raise ValueError(f"TrimmedMeanPoisoning.factor must be at least 1 and finite, got {self.factor}")
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         forged = cohort.updates.clone()
@@ -51,8 +51,8 @@ class TrimmedMeanPoisoning(Attack):
     def _full(self, known: Float[Tensor, "m d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
         """From the extreme outwards: twice it, or half of it when that is farther out."""
         highest, lowest = known.amax(dim=0), known.amin(dim=0)
-        above = torch.where(highest > 0, highest * self.reach, highest / self.reach)
-        below = torch.where(lowest > 0, lowest / self.reach, lowest * self.reach)
+        above = torch.where(highest > 0, highest * self.factor, highest / self.factor)
+        below = torch.where(lowest > 0, lowest / self.factor, lowest * self.factor)
         direction = known.mean(dim=0)
         return torch.where(direction > 0, lowest, highest), torch.where(direction > 0, below, above)
 

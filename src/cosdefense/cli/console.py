@@ -25,7 +25,7 @@ from rich.table import Table
 from ..runs.records import RoundRecord, RunRecord
 
 if TYPE_CHECKING:  # `--help` comes through here, and needs neither torch nor numpy
-    from ..reinforcement import Trained
+    from ..reinforcement import TrainingResult
     from ..report import Report
 
 # No markup: labels, paths and messages are other people's text, and may hold brackets.
@@ -123,7 +123,7 @@ def training_progress(bars: Progress, total: int) -> Any:
     return report
 
 
-def show_trained(trained: Trained, as_json: bool) -> None:
+def show_trained(trained: TrainingResult, as_json: bool) -> None:
     """Where the policy lies, and whether it got better at what it does."""
     if as_json:
         print_json({"policy": str(trained.path), "decisions": trained.steps, "losses": trained.losses})

@@ -13,7 +13,7 @@ from . import console
 from .options import Changes, DataDir, Device, Json
 
 if TYPE_CHECKING:
-    from ..reinforcement import Lesson
+    from ..reinforcement import TrainingOptions
 
 EPILOG = (
     "Example: cosdefense train-attack experiments/learned-attack.toml --defense clipping-median "
@@ -62,7 +62,7 @@ def train_attack(
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} exists already: choose another file, or --overwrite")
     cell = replace(experiment, defenses=(labels[defense] if defense else experiment.defenses[0],))
-    lesson = _lesson(steps, episode, max_magnitude, max_local_steps)
+    options = _training_options(steps, episode, max_magnitude, max_local_steps)
     out.parent.mkdir(parents=True, exist_ok=True)
     chosen = choose_device(device)
     if chosen.type == "cpu":
@@ -71,7 +71,7 @@ def train_attack(
         with console.progress_bars() as bars:
             dataset = datasets.load(cell.data.dataset, data_dir, progress=console.download_progress(bars))
             dry_run(cell, dataset)
-            trained = train_policy(cell, dataset, chosen, out, lesson, console.training_progress(bars, steps))
+            trained = train_policy(cell, dataset, chosen, out, options, console.training_progress(bars, steps))
     except TrainingInterrupted as stopped:
         kept = f"what was learned so far is in {out}" if stopped.written else "nothing was learned yet"
         console.fail(f"interrupted after {stopped.steps} of {steps} decisions; {kept}", 130)
@@ -80,12 +80,12 @@ def train_attack(
     console.show_trained(trained, as_json)
 
 
-def _lesson(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> Lesson:
-    from ..attacks.policy import Actions
-    from ..reinforcement import Lesson
+def _training_options(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> TrainingOptions:
+    from ..attacks.policy_network import ActionRanges
+    from ..reinforcement import TrainingOptions
 
     try:
-        actions = Actions((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
-        return Lesson(steps=steps, episode=episode, actions=actions)
+        actions = ActionRanges((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
+        return TrainingOptions(steps=steps, episode=episode, actions=actions)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -83,7 +83,7 @@ class RedTeam:
         params = _flat(layout, start)
         update = _flat(layout, found) - params
         state = self._remembered(context)
-        if self.attack.effort(params, layout, 1, state).ascend:
+        if self.attack.plan_training(params, layout, 1, state).ascend:
             update = -update
         client = torch.tensor([_signed(context.node_id)])
         seed = derive(context.node_id, "red team", _round(message, 0))

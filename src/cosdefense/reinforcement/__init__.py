@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from ..attacks.policy import Actions
+from ..attacks.policy_network import ActionRanges
 from ..data.datasets import Dataset
 from ..runs.experiment import Experiment
 
-__all__ = ["Lesson", "MissingRLExtra", "Trained", "TrainingInterrupted", "train_policy"]
+__all__ = ["MissingRLExtra", "TrainingInterrupted", "TrainingOptions", "TrainingResult", "train_policy"]
 
 Progress = Callable[[int, float | None], None]  # decisions taken, the mean loss of the last episode
 
@@ -30,7 +30,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingOptions:
     """How a policy is trained.
 
     The authors' TD3 takes 80,000 decisions with a learning rate of 1e-7, hidden layers of [256, 128] and no discount.
@@ -41,7 +41,7 @@ class Lesson:
 
     steps: int = 5000  # decisions in all
     episode: int = 100  # decisions per episode; the authors: 1000
-    actions: Actions = Actions(steps=(1, 10))  # the authors' 49 make a decision several times as dear
+    actions: ActionRanges = ActionRanges(steps=(1, 10))  # the authors' 49 make a decision several times as dear
     net: tuple[int, ...] = (64, 64)  # hidden layers of actor and critics
     learning_rate: float = 1e-3
     discount: float = 0.9
@@ -71,7 +71,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What came of it."""
 
     path: Path
@@ -84,9 +84,9 @@ def train_policy(
     dataset: Dataset,
     device: torch.device,
     path: Path,
-    lesson: Lesson = Lesson(),
+    options: TrainingOptions = TrainingOptions(),
     progress: Progress = lambda done, loss: None,
-) -> Trained:
+) -> TrainingResult:
     """Train a policy against the one defense of `cell`, with the one seed of `cell`, and write it to `path`.
 
     It is written now and then, at the end, and when interrupted (TrainingInterrupted): what was learned is not lost.
@@ -100,4 +100,4 @@ def train_policy(
             "training an attack needs gymnasium and stable-baselines3, "
             f"{error.name} was not found: pip install 'cosdefense[rl]'"
         ) from error
-    return train(cell, dataset, device, path, lesson, progress)
+    return train(cell, dataset, device, path, options, progress)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..attacks import Attack
-from ..attacks.learned_policy import Push
-from ..attacks.policy import N_ACTIONS, Actions, head_size, observe
+from ..attacks.learned_policy import ReversedOwnMean
+from ..attacks.policy_network import N_ACTIONS, ActionRanges, head_size, observe
 from ..core import Defense, TrustedData, derive, generator
 from ..data.partition import Iid, Partition
 from ..simulation.evaluation import evaluate
@@ -82,7 +82,7 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
         local_steps: int = 1,
         schedule: Schedule = Schedule(),
         partition: Partition = Iid(),
-        actions: Actions = Actions(),
+        actions: ActionRanges = ActionRanges(),
         episode: int = 100,
         initial: Callable[[int], Float[Tensor, " d"]] | None = None,
         seed: int = 0,
@@ -110,8 +110,8 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
         return self._observed(), {"loss": self._loss}
 
     def step(self, action: Numbers) -> tuple[Numbers, float, bool, bool, dict[str, Any]]:
-        magnitude, steps = self.actions.meaning(torch.from_numpy(np.asarray(action, dtype=np.float32)))
-        self._play(Push(magnitude, steps))
+        magnitude, steps = self.actions.decode(torch.from_numpy(np.asarray(action, dtype=np.float32)))
+        self._play(ReversedOwnMean(magnitude, steps))
         self._wait()
         before, self._loss = self._loss, self.loss()
         self._decisions += 1

@@ -22,7 +22,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from .. import __version__
-from ..attacks.policy import Policy
+from ..attacks.policy_network import Policy
 from ..catalog.options import ConfigError
 from ..catalog.registry import describe
 from ..core import derive
@@ -31,28 +31,28 @@ from ..runs.checkpoint import write_atomically
 from ..runs.experiment import Experiment
 from ..runs.prepare import build_model, build_world
 from ..training.task import Task
-from . import Lesson, Progress, Trained, TrainingInterrupted
+from . import Progress, TrainingInterrupted, TrainingOptions, TrainingResult
 from .environment import FederationEnv
 
 WRITE_EVERY = 100  # decisions
 
 
 def train(
-    cell: Experiment, dataset: Dataset, device: torch.device, path: Path, lesson: Lesson, progress: Progress
-) -> Trained:
-    env = environment_of(cell, dataset, device, lesson)
+    cell: Experiment, dataset: Dataset, device: torch.device, path: Path, options: TrainingOptions, progress: Progress
+) -> TrainingResult:
+    env = environment_of(cell, dataset, device, options)
     with _undisturbed():
-        model = learner(env, lesson, cell.seeds[0])
-        keeper = _Keeper(path, cell, lesson, progress)
+        model = learner(env, options, cell.seeds[0])
+        keeper = _Keeper(path, cell, options, progress)
         try:
-            model.learn(lesson.steps, callback=keeper)
+            model.learn(options.steps, callback=keeper)
         except KeyboardInterrupt:
             raise TrainingInterrupted(model.num_timesteps, keeper.write()) from None
         keeper.write()
-    return Trained(path, model.num_timesteps, tuple(keeper.losses))
+    return TrainingResult(path, model.num_timesteps, tuple(keeper.losses))
 
 
-def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, lesson: Lesson) -> FederationEnv:
+def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, options: TrainingOptions) -> FederationEnv:
     """The experiment's federation with its one defense, as the attackers imagine it."""
     (defense,), (seed,), training = cell.defenses, cell.seeds, cell.training
 
@@ -64,7 +64,7 @@ def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, les
         return FederationEnv(
             build_world(cell, dataset, device), defense.part, sampled=training.sampled, batch=training.batch,
             local_steps=training.local_steps, schedule=cell.schedule, partition=cell.data.partition,
-            actions=lesson.actions, episode=lesson.episode, initial=initial, seed=derive(seed, "learning to attack"),
+            actions=options.actions, episode=options.episode, initial=initial, seed=derive(seed, "learning to attack"),
         )  # fmt: skip
     except ConfigError:
         raise
@@ -72,17 +72,17 @@ def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, les
         raise ConfigError(str(error)) from error
 
 
-def learner(env: FederationEnv, lesson: Lesson, seed: int) -> TD3:
+def learner(env: FederationEnv, options: TrainingOptions, seed: int) -> TD3:
     return TD3(
         "MlpPolicy",
         env,
-        learning_rate=lesson.learning_rate,
-        buffer_size=min(lesson.steps, 20_000),  # an observation is as long as the last layer: memory is the limit
-        learning_starts=lesson.start,
-        batch_size=lesson.batch,
-        gamma=lesson.discount,
-        action_noise=NormalActionNoise(np.zeros(2), np.full(2, lesson.noise)),
-        policy_kwargs={"net_arch": list(lesson.net), "features_extractor_class": Balanced},
+        learning_rate=options.learning_rate,
+        buffer_size=min(options.steps, 20_000),  # an observation is as long as the last layer: memory is the limit
+        learning_starts=options.start,
+        batch_size=options.batch,
+        gamma=options.discount,
+        action_noise=NormalActionNoise(np.zeros(2), np.full(2, options.noise)),
+        policy_kwargs={"net_arch": list(options.net), "features_extractor_class": Balanced},
         seed=derive(seed, "policy") % 2**32,  # numpy takes no more
         device="cpu",  # the networks are small, and the same bits come out whatever trains the clients
     )
@@ -108,7 +108,7 @@ class Balanced(BaseFeaturesExtractor):
         return scale
 
 
-def policy_of(model: TD3, cell: Experiment, lesson: Lesson) -> Policy:
+def policy_of(model: TD3, cell: Experiment, options: TrainingOptions) -> Policy:
     """The actor, without the library that trained it: scaling its input becomes part of its first layer."""
     first, *others = (layer for layer in model.actor.mu if isinstance(layer, nn.Linear))
     weights = [first.weight * Balanced.scale(first.in_features), *(layer.weight for layer in others)]
@@ -123,15 +123,15 @@ def policy_of(model: TD3, cell: Experiment, lesson: Lesson) -> Policy:
         "seed": cell.seeds[0],
         "decisions": model.num_timesteps,
     }
-    return Policy(layers, lesson.actions, cell.training.sampled, history)
+    return Policy(layers, options.actions, cell.training.sampled, history)
 
 
 class _Keeper(BaseCallback):
     """Writes the policy now and then, and counts what the episodes brought."""
 
-    def __init__(self, path: Path, cell: Experiment, lesson: Lesson, progress: Progress) -> None:
+    def __init__(self, path: Path, cell: Experiment, options: TrainingOptions, progress: Progress) -> None:
         super().__init__()
-        self.path, self.cell, self.lesson, self.progress = path, cell, lesson, progress
+        self.path, self.cell, self.options, self.progress = path, cell, options, progress
         self.losses: list[float] = []  # the mean of every episode
         self._episode: list[float] = []
 
@@ -146,10 +146,10 @@ class _Keeper(BaseCallback):
         return True
 
     def write(self) -> bool:
-        """Nothing before the first lesson: a policy that has learned nothing replaces no file."""
-        learned = self.num_timesteps > self.lesson.start
+        """Nothing before the first options: a policy that has learned nothing replaces no file."""
+        learned = self.num_timesteps > self.options.start
         if learned and isinstance(self.model, TD3):
-            write_atomically(self.path, policy_of(self.model, self.cell, self.lesson).to_bytes())
+            write_atomically(self.path, policy_of(self.model, self.cell, self.options).to_bytes())
         return learned
 
 

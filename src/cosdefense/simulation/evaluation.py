@@ -83,7 +83,7 @@ def _measured(
     right = logits.argmax(dim=1) == truth
     totals["right"] = int(right.sum())
     totals["loss"] = float(cross_entropy(logits, truth, reduction="sum"))  # type: ignore[assignment]
-    aim = attack.aim(batch, truth, n_classes)
+    aim = attack.prepare_evaluation(batch, truth, n_classes)
     if aim is not None:
         shown, wanted = aim
         answers = (logits if shown is batch else _logits(task, params, shown)).argmax(dim=1)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attacks import Attack, Effort
+from ..attacks import Attack, TrainingPlan
 from ..catalog.presets import fedavg
 from ..core import (
     ClientHook,
@@ -142,17 +142,17 @@ def _train(
     if not bool(liars.any()):
         return train(honest, everybody, rows)
     good, bad = everybody[~liars], everybody[liars]
-    if not attack.trains and len(good) > 0:
+    if not attack.needs_local_training and len(good) > 0:
         updates[bad] = 0.0
         return train(honest, good, rows[good])
-    effort = attack.effort(now.params, world.task.layout, len(bad), now.attack_state)
+    plan = attack.plan_training(now.params, world.task.layout, len(bad), now.attack_state)
     poison = partial(attack.poison, n_classes=world.n_classes, rng=generator(seed, "poison", now.next_round))
-    if not hooks and effort == Effort():
+    if not hooks and plan == TrainingPlan():
         return train(honest, everybody, rows, liars, poison)
     spoiled = rows[bad]
-    if effort.steps not in (None, steps):
-        spoiled = world.drawn(clients[liars], effort.steps, size, generator(seed, "effort", now.next_round))
-    train(replace(world.trainer, ascend=effort.ascend), bad, spoiled, liars[bad], poison)
+    if plan.steps not in (None, steps):
+        spoiled = world.drawn(clients[liars], plan.steps, size, generator(seed, "effort", now.next_round))
+    train(replace(world.trainer, ascend=plan.ascend), bad, spoiled, liars[bad], poison)
     if len(good) > 0:
         train(honest, good, rows[good])
     return None

@@ -47,7 +47,7 @@ def _last_layer(layout: Layout) -> list[slice]:
 
 
 @dataclass(frozen=True)
-class Actions:
+class ActionRanges:
     """What the two numbers in [−1, 1] mean that a policy answers with."""
 
     magnitude: tuple[float, float] = (0.1, 29.9)  # at −1 and at 1; the paper's, against Clipping-Median
@@ -59,7 +59,7 @@ class Actions:
         if not 1 <= self.steps[0] <= self.steps[1]:
             raise ValueError(f"steps must be a range of whole numbers from 1 on, got {self.steps}")
 
-    def meaning(self, action: Float[Tensor, " 2"]) -> tuple[float, int]:
+    def decode(self, action: Float[Tensor, " 2"]) -> tuple[float, int]:
         """How hard to push and how many local steps to train first."""
         magnitude, steps = (
             (low + high) / 2 + (high - low) / 2 * min(max(value, -1.0), 1.0)
@@ -73,7 +73,7 @@ class Policy:
     """A network from what is observed to an action: linear layers with ReLU between them and tanh at the end."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]  # weights [out, in] and biases [out], float32
-    actions: Actions
+    actions: ActionRanges
     sampled: int  # clients per round where it was trained
     history: Mapping[str, Any] = field(default_factory=dict)  # how it was trained, for people
 
@@ -109,7 +109,7 @@ class Policy:
                 f"the policy was trained for a last layer of {self.n_observed - 1} numbers, "
                 f"{layout.head!r} of this model has {head_size(layout)}"
             )
-        return self.actions.meaning(self.act(observe(params, layout, n_malicious, self.sampled)))
+        return self.actions.decode(self.act(observe(params, layout, n_malicious, self.sampled)))
 
     def to_bytes(self) -> bytes:
         """The content of a policy file."""
@@ -147,7 +147,7 @@ class Policy:
                 raise ValueError(f"needs the format {FORMAT!r}, got {about['format']!r}")
             layers = tuple((tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(about["layers"]))
             magnitude, steps = map(float, about["magnitude"]), map(int, about["steps"])
-            actions = Actions(tuple(magnitude), tuple(steps))  # type: ignore[arg-type]
+            actions = ActionRanges(tuple(magnitude), tuple(steps))  # type: ignore[arg-type]
             _check_shapes(layers)
             return cls(layers, actions, int(about["sampled"]), about["history"])
         except KeyError as error:

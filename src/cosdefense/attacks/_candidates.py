@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import Cohort
 from ..ops import row_norms
-from .geometry import unit, without
+from ._geometry import unit, without
 
 Heading = Literal["back", "sideways", "sign", "spread", "head", "tilted"]
 Disguise = Literal["mean", "own"]

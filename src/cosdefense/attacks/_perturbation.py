@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core import Cohort
 from ..ops import row_norms, squared_distances
-from .knowledge import Knowledge, known_rows
+from ._knowledge import Knowledge, known_rows
 
 Direction = Literal["unit", "sign", "std"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import Cohort, Defense, State, TooFewClients, TrustedData, Verdict
 from ..ops import row_norms
-from .forgery import Forgery, Material
+from ._candidates import Forgery, Material
 
 
 @dataclass(frozen=True, eq=False)
