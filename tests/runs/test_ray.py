@@ -21,6 +21,7 @@ import pytest
 from safetensors import safe_open
 
 from cosdefense.catalog.options import ConfigError
+from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.execution import Execution, MissingRayExtra
 from cosdefense.runs.records import complete_lines, read_run
 from worlds import TINY
@@ -272,8 +273,7 @@ def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
     assert "Traceback" not in said
     assert printed == ""
     for path in (folder / "runs" / "tiny").iterdir():
-        with safe_open(path / "checkpoint.safetensors", framework="pt") as file:
-            assert file.metadata()["next_round"] == "4"
+        assert read_checkpoint(path / "checkpoint.safetensors").next_round == 4
         assert len(read_run(path).rounds) == 4
 
     started.append(second := start(folder, "--ray", cluster["address"], **key))

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data.datasets import load as load_data
+from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.experiment import from_table
 from cosdefense.runs.many_runs import Job
 from cosdefense.runs.ray.remote_run import RemoteRun
@@ -102,8 +103,7 @@ def test_told_to_stop_it_sends_all_that_it_has_done(whole: Path, tmp_path: Path)
     order = replace(sent.begin(), checkpoint_seconds=1e9)  # nothing is saved but by the stop itself
     run_order(order, digits, post)
     assert shown == [0, 1, 2]
-    with safe_open(home / "checkpoint.safetensors", framework="pt") as file:
-        assert file.metadata()["next_round"] == "3"
+    assert read_checkpoint(home / "checkpoint.safetensors").next_round == 3
     list(run(CELL, home, digits, torch.device("cpu")))
     assert content(home) == content(whole)
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the commands' `--help` comes through here, and needs no torch
+    from torch import Tensor
+
+    from ..core import Verdict
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,36 @@ class RoundRecord:
     class_recalls: tuple[float | None, ...] = ()  # the share of each class of test images that got its label
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
+
+    @classmethod
+    def of_verdict(
+        cls,
+        number: int,
+        clients: Sequence[int],
+        verdict: Verdict | None,
+        *,
+        excluded: Sequence[int] = (),
+        skipped: str | None = None,
+        **others: Any,
+    ) -> RoundRecord:
+        """What a defense decided about these clients, which are the rows of its verdict; None: it judged nobody.
+
+        The `excluded`, whose updates never reached the defense, follow them with weight 0 and no scores. `others` are
+        the other fields of a record.
+        """
+        weights = [0.0] * len(clients) if verdict is None else verdict.weights.tolist()
+        evidence: Mapping[str, Tensor] = {} if verdict is None else verdict.evidence
+        points: Mapping[str, Tensor] = {} if verdict is None else verdict.points
+        nothing = (None,) * len(excluded)
+        return cls(
+            round=number,
+            clients=(*clients, *excluded),
+            weights=(*weights, *(0.0 for _ in excluded)),
+            skipped=skipped or (None if verdict is None else verdict.skipped),
+            scores={name: (*map(_known, values.tolist()), *nothing) for name, values in evidence.items()},
+            points={name: (*map(_pair, values.tolist()), *nothing) for name, values in points.items()},
+            **others,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Only what differs from the defaults; numbers shortened to six digits, truth values as 0 and 1."""
@@ -135,6 +170,15 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
             break
         lines.append(line)
     return lines
+
+
+def _known(score: float) -> float | None:
+    return None if math.isnan(score) else score
+
+
+def _pair(point: Sequence[float]) -> tuple[float, float] | None:
+    x, y = point
+    return None if math.isnan(x) else (x, y)
 
 
 def _shortened(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A run's folder: records line by line, a checkpoint never ahead of them, one writer at a time.
+"""A run's folder: records line by line, a checkpoint that is never ahead of them, one writer at a time.
 
-Records are synced before each checkpoint replaces the last one. After a crash, lines the checkpoint
-does not know of are dropped, and their rounds run again.
+The simulator and a Flower federation use the same folder. Records are synced before a checkpoint replaces the last
+one. After a crash, records of rounds that the checkpoint does not include are dropped, and these rounds run again.
 """
 
 from __future__ import annotations
@@ -9,118 +9,138 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..simulation.loop import Snapshot
-from .checkpoint import load_snapshot, save_snapshot, write_atomically
+from .checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint, write_atomically, write_checkpoint
 from .metrics import summarize
 from .records import NotARun, RoundRecord, complete_lines, read_run
 
+RECORDS, CHECKPOINT, LOCK = "records.jsonl", "checkpoint.safetensors", "lock"
+
 
 class ResumedElsewhere(RuntimeWarning):
-    """A run goes on with other versions or on another device than it began: its bits may differ."""
+    """A run is resumed with other versions or on another device than it began with: its bits may differ."""
 
 
 class RunInUse(RuntimeError):
     """Another process is writing to this run."""
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether this run has nothing left to do."""
-    try:
-        return read_run(folder).summary is not None
-    except NotARun:
-        return False
+class RunFolder:
+    """Reads and writes one run. It holds no state: everything is in the folder."""
 
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Two processes must not write one run. The lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunInUse(f"{folder} is being written by another process") from error
-        yield
-
-
-class Journal:
-    """Writes one run, going on where its folder stopped: `snapshot` is None at the very beginning."""
-
-    def __init__(
-        self, folder: Path, header: Mapping[str, Any], like: tuple[Any, Any], device: torch.device, seconds: float
-    ) -> None:
-        self._records, self._checkpoint = folder / "records.jsonl", folder / "checkpoint.safetensors"
-        self._seconds = seconds  # between two checkpoints
-        self.snapshot: Snapshot | None = None
-        if self._checkpoint.exists():
-            self.snapshot = load_snapshot(self._checkpoint, like, device)
-            self._say_if_elsewhere(header)
-        self._saved_round, self._saved_time = self._next_round, time.monotonic()
-        self._rewind(header)
-        self._file = self._records.open("ab")
-
-    def write(self, record: RoundRecord, after: Snapshot) -> None:
-        """Record a round, and now and then where it leaves everything."""
-        self._append(record.to_json())
-        self.snapshot = after  # only now: a record is never behind its checkpoint
-        if time.monotonic() - self._saved_time >= self._seconds:
-            self.save()
-
-    def save(self) -> None:
-        """Checkpoint the last recorded round, if that is not done yet."""
-        if self.snapshot is not None and self._next_round > self._saved_round:
-            os.fsync(self._file.fileno())
-            save_snapshot(self._checkpoint, self.snapshot)
-            self._saved_round, self._saved_time = self._next_round, time.monotonic()
-
-    def finish(self) -> None:
-        """The last line: what came out."""
-        self._append({"summary": summarize(read_run(self._records).rounds)})
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Keep what was done, whatever ended it."""
-        try:
-            self.save()
-        finally:
-            self._file.close()
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records, self.checkpoint = path / RECORDS, path / CHECKPOINT
 
     @property
-    def _next_round(self) -> int:
-        return self.snapshot.next_round if self.snapshot else 0
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint.exists()
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(_encoded(line))
-        self._file.flush()
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last line is a summary."""
+        try:
+            return read_run(self.path).summary is not None
+        except NotARun:
+            return False
 
-    def _rewind(self, header: Mapping[str, Any]) -> None:
-        """Drop what the checkpoint does not know of: rounds after it, a torn last line."""
-        lines = complete_lines(self._records) if self._records.exists() and self._next_round else []
-        kept = [line for line in lines if line.get("round", self._next_round) < self._next_round]
-        if len(kept) != self._next_round:
-            missing = f"{len(kept)} of the {self._next_round} rounds in the checkpoint"
-            raise NotARun(f"{self._records} holds {missing}; delete the folder")
-        first = lines[0] if lines else dict(header)
-        write_atomically(self._records, b"".join(_encoded(line) for line in (first, *kept)))
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make this process the only writer. The lock ends with the process, however that ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunInUse(f"{self.path} is being written by another process") from error
+            yield
 
-    def _say_if_elsewhere(self, header: Mapping[str, Any]) -> None:
-        (before,) = (complete_lines(self._records) if self._records.exists() else [])[:1] or [{}]
+    def begin(self, header: Mapping[str, Any], *, may_discard: int | None = None) -> None:
+        """Start a new run: write the header, and nothing else.
+
+        Rounds recorded without a checkpoint are discarded. `may_discard` limits how many (None: any number); more are
+        an error, and nothing is overwritten.
+        """
+        n_rounds = sum("round" in line for line in self._lines())
+        if may_discard is not None and n_rounds > may_discard:
+            raise ValueError(
+                f"{self.records} holds {n_rounds} rounds, but {self.checkpoint.name} is missing: nothing is "
+                "overwritten; put it back, or choose another folder"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._replace_records([header])
+
+    def append(self, record: RoundRecord) -> None:
+        """Write a round down. A crash of this process does not lose it; a crash of the machine may."""
+        self._append(record.to_json())
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint, once the records of all its rounds are safe on the disk."""
+        self._sync_records()
+        write_checkpoint(self.checkpoint, checkpoint)
+
+    def load(self, device: torch.device | str = "cpu") -> Checkpoint:
+        """Read the checkpoint and check that the records fit it. Changes nothing."""
+        checkpoint = read_checkpoint(self.checkpoint, device)
+        self._lines_until(checkpoint.next_round)
+        return checkpoint
+
+    def rewind(self, checkpoint: Checkpoint) -> None:
+        """Drop what the checkpoint does not include: later rounds, a summary, an incomplete last line."""
+        self._replace_records(self._lines_until(checkpoint.next_round))
+
+    def finish(self) -> None:
+        """Write the last line, a summary. More rounds, if they are asked for later, take its place."""
+        self._append({"summary": summarize(read_run(self.records).rounds)})
+        self._sync_records()
+
+    def warn_if_elsewhere(self, header: Mapping[str, Any]) -> None:
+        """Warn if a run that began with other versions, on another device or other data is about to be resumed."""
+        (before, *_) = self._lines() or [{}]
         for key in ("device", "versions", "dataset"):
             if key in before and before[key] != header[key]:
-                began = f"{self._records.parent.name} began with {key} {before[key]} and goes on with {header[key]}"
+                began = f"{self.path.name} began with {key} {before[key]} and is resumed with {header[key]}"
                 warnings.warn(
-                    f"{began}: its bits may differ from an uninterrupted run's", ResumedElsewhere, stacklevel=4
+                    f"{began}: its bits may differ from an uninterrupted run's", ResumedElsewhere, stacklevel=3
                 )
 
+    def _lines(self) -> list[dict[str, Any]]:
+        return complete_lines(self.records) if self.records.exists() else []
 
-def _encoded(line: Mapping[str, Any]) -> bytes:
+    def _lines_until(self, next_round: int) -> list[dict[str, Any]]:
+        """The header and the records of the rounds before this one: all of them, or an error."""
+        lines = self._lines()
+        rounds = [line for line in lines[1:] if line.get("round", next_round) < next_round]
+        if [line["round"] for line in rounds] != list(range(next_round)):
+            raise DamagedCheckpoint(
+                f"{self.records} needs rounds 0 to {next_round - 1}, which {self.checkpoint.name} includes, got "
+                f"{len(rounds)} of them; restore the file, or delete {self.path} to start this run again"
+            )
+        return [*lines[:1], *rounds]
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self.records.open("ab") as file:
+            file.write(_encode(line))
+
+    def _replace_records(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        write_atomically(self.records, b"".join(map(_encode, lines)))
+
+    def _sync_records(self) -> None:
+        with self.records.open("ab") as file:
+            os.fsync(file.fileno())
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether this run has nothing left to do."""
+    return RunFolder(folder).is_finished
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -20,11 +21,11 @@ from ..simulation.evaluation import evaluate
 from ..simulation.loop import Round, Snapshot, simulate
 from ..simulation.profiling import Profiler
 from ..simulation.world import World
-from .checkpoint import write_atomically
+from .checkpoint import checkpoint_of, snapshot_of, write_atomically
 from .experiment import Experiment, to_table, to_toml
 from .prepare import build_world
 from .records import RoundRecord
-from .run_folder import Journal, is_finished, only_writer
+from .run_folder import RunFolder
 
 # What happens round by round, going on from a snapshot: records, and where each leaves everything.
 Play = Callable[[Experiment, World, Dataset, Snapshot | None], Iterator[tuple[RoundRecord, Snapshot]]]
@@ -63,27 +64,63 @@ def run(
 
     Notes go into the header, for those who ask later where the numbers come from.
     """
-    with only_writer(folder):
-        if not is_finished(folder):
-            yield from _run(cell, folder, dataset, device, play, notes or {}, checkpoint_seconds)
+    run_folder = RunFolder(folder)
+    with run_folder.lock():
+        if not run_folder.is_finished:
+            yield from _run(cell, run_folder, dataset, device, play, notes or {}, checkpoint_seconds)
 
 
 def _run(
-    cell: Experiment, folder: Path, dataset: Dataset, device: torch.device, play: Play, notes: Mapping[str, Any],
+    cell: Experiment, folder: RunFolder, dataset: Dataset, device: torch.device, play: Play, notes: Mapping[str, Any],
     checkpoint_seconds: float,
 ) -> Generator[RoundRecord, None, None]:  # fmt: skip
-    (attack,), (defense,) = cell.attacks, cell.defenses
     torch.backends.cudnn.allow_tf32 = cell.training.tf32
     world = build_world(cell, dataset, device)
-    memory = defense.part.init()
-    informed, _ = attack.part.with_defense(defense.part, memory, attack.part.init())  # as the simulator will
-    header, like = {**header_of(cell, dataset, world), **notes}, (memory, informed.init())
-    with closing(Journal(folder, header, like, device, checkpoint_seconds)) as journal:
-        write_atomically(folder / "experiment.toml", to_toml(cell).encode())
-        for record, after in play(cell, world, dataset, journal.snapshot):
-            journal.write(record, after)
+    start = _resume_or_begin(cell, folder, {**header_of(cell, dataset, world), **notes}, device)
+    write_atomically(folder.path / "experiment.toml", to_toml(cell).encode())
+    with closing(Recorder(folder, start, checkpoint_seconds)) as recorder:
+        for record, after in play(cell, world, dataset, start):
+            recorder.write(record, after)
             yield record
-        journal.finish()
+    folder.finish()
+
+
+def _resume_or_begin(
+    cell: Experiment, folder: RunFolder, header: Mapping[str, Any], device: torch.device
+) -> Snapshot | None:
+    """Where the checkpoint stands, or None for a new run."""
+    if not folder.has_checkpoint:
+        folder.begin(header)
+        return None
+    (attack,), (defense,) = cell.attacks, cell.defenses
+    state = defense.part.init()
+    informed, _ = attack.part.with_defense(defense.part, state, attack.part.init())  # as the simulator will
+    checkpoint = folder.load(device)
+    snapshot = snapshot_of(checkpoint, (state, informed.init()))
+    folder.warn_if_elsewhere(header)
+    folder.rewind(checkpoint)
+    return snapshot
+
+
+class Recorder:
+    """Writes rounds down, and a checkpoint every few seconds."""
+
+    def __init__(self, folder: RunFolder, start: Snapshot | None, seconds: float) -> None:
+        self._folder, self._seconds = folder, seconds
+        self._last = start
+        self._saved, self._saved_at = start, time.monotonic()
+
+    def write(self, record: RoundRecord, after: Snapshot) -> None:
+        self._folder.append(record)
+        self._last = after  # only now: a checkpoint must not be ahead of the records
+        if time.monotonic() - self._saved_at >= self._seconds:
+            self.close()
+
+    def close(self) -> None:
+        """Checkpoint the last recorded round, if that is not done yet."""
+        if self._last is not None and self._last is not self._saved:
+            self._folder.save(checkpoint_of(self._last))
+            self._saved, self._saved_at = self._last, time.monotonic()
 
 
 def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
@@ -111,26 +148,15 @@ def _adversary(cell: Experiment) -> ClientHook | None:
 
 def record_of(round_: Round) -> RoundRecord:
     """A round in plain numbers."""
-    return RoundRecord(
-        round=round_.number,
-        clients=tuple(round_.clients.tolist()),
-        weights=tuple(round_.verdict.weights.tolist()),
+    return RoundRecord.of_verdict(
+        round_.number,
+        round_.clients.tolist(),
+        round_.verdict,
         malicious=tuple(round_.malicious.tolist()),
         defended=round_.defended,
-        skipped=round_.verdict.skipped,
-        scores={name: tuple(_or_none(scores)) for name, scores in round_.verdict.evidence.items()},
-        points={name: tuple(_pairs(points)) for name, points in round_.verdict.points.items()},
         seconds=round_.seconds,
         peak_memory=round_.peak_memory,
     )
-
-
-def _or_none(scores: torch.Tensor) -> list[float | None]:
-    return [None if score != score else score for score in scores.tolist()]
-
-
-def _pairs(points: torch.Tensor) -> list[tuple[float, float] | None]:
-    return [None if x != x else (x, y) for x, y in points.tolist()]
 
 
 def _is_evaluated(number: int, cell: Experiment) -> bool:

@@ -33,7 +33,7 @@ from ...cli import console
 from ...data.datasets import Dataset
 from ..execution import Execution
 from ..many_runs import Job
-from ..run_folder import only_writer
+from ..run_folder import RunFolder
 from .remote_run import RemoteRun
 from .transport import Inbox
 from .worker import RunRequest, work
@@ -61,7 +61,7 @@ def run_on_ray(
         stack.enter_context(_connected(str(place.ray), place.parts))
         gpus = _gpus(place)
         for job in jobs:
-            stack.enter_context(only_writer(job.folder))
+            stack.enter_context(RunFolder(job.folder).lock())
         interrupted = stack.enter_context(_signals_heard())
         dispatcher = Dispatcher(data, gpus, len(jobs), bars)
         for job in jobs:

@@ -1,0 +1,141 @@
+"""One run's folder, as the simulator and a Flower federation use it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosdefense import Verdict
+from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint
+from cosdefense.runs.records import RoundRecord, read_run
+from cosdefense.runs.run_folder import RunFolder, RunInUse
+
+HEADER = {"experiment": {"name": "small"}, "device": "cpu", "versions": {}, "dataset": "digits"}
+TENSORS = {
+    "half": torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+    "scalar": torch.tensor(2**62),
+    "nothing": torch.zeros(0, 3),
+    "view": torch.arange(6.0).view(2, 3).T,
+}
+METADATA = {"seed": 8, "names": ["a", "ö"], "memory": {"x": None, "y": [1.5, 2]}}
+
+
+def record(number: int) -> RoundRecord:
+    return RoundRecord(number, (1, 2), (1.0, 0.0), accuracy=0.5)
+
+
+def folder_after(path: Path, rounds: int, checkpoint: int | None) -> RunFolder:
+    """A run with so many recorded rounds, whose checkpoint includes some of them."""
+    folder = RunFolder(path)
+    folder.begin(HEADER)
+    for number in range(rounds):
+        folder.append(record(number))
+        if number + 1 == checkpoint:
+            folder.save(Checkpoint(number + 1, TENSORS, METADATA))
+    return folder
+
+
+def rounds_in(folder: RunFolder) -> list[int]:
+    return [record.round for record in read_run(folder.path).rounds]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_a_checkpoint_is_read_back_exactly(tmp_path: Path) -> None:
+    result = folder_after(tmp_path, 3, 3).load()
+    assert (result.next_round, result.metadata) == (3, METADATA)
+    assert result.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert result.tensors[name].dtype == tensor.dtype
+        assert torch.equal(result.tensors[name], tensor)
+
+
+def test_loading_changes_nothing_and_rewinding_drops_later_rounds(tmp_path: Path) -> None:
+    folder = folder_after(tmp_path, 5, 3)
+    with folder.records.open("a") as file:
+        file.write('{"round":5,"cli')  # as a crash leaves it
+    before = contents(tmp_path)
+    checkpoint = folder.load()
+    assert contents(tmp_path) == before
+    folder.rewind(checkpoint)
+    assert rounds_in(folder) == [0, 1, 2]
+    assert read_run(tmp_path).header == HEADER
+
+
+def test_more_rounds_take_the_place_of_a_summary(tmp_path: Path) -> None:
+    folder = folder_after(tmp_path, 2, 2)
+    assert not folder.is_finished
+    folder.finish()
+    assert folder.is_finished
+    folder.rewind(folder.load())
+    assert not folder.is_finished
+    folder.append(record(2))
+    folder.finish()
+    run = read_run(tmp_path)
+    assert run.summary is not None
+    assert run.summary["final_accuracy"] == 0.5
+    assert [line.round for line in run.rounds] == [0, 1, 2]
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Cut anywhere, or with any one bit changed."""
+    folder = folder_after(tmp_path, 2, 2)
+    content, random_numbers = folder.checkpoint.read_bytes(), random.Random(5)
+    damaged = [b"", *(content[: random_numbers.randrange(len(content))] for _ in range(20))]
+    for _ in range(100):
+        place = random_numbers.randrange(len(content))
+        changed = content[place] ^ (1 << random_numbers.randrange(8))
+        damaged.append(content[:place] + bytes([changed]) + content[place + 1 :])
+    for bad in damaged:
+        folder.checkpoint.write_bytes(bad)
+        with pytest.raises(DamagedCheckpoint, match=r"checkpoint.safetensors .*to start this run again"):
+            folder.load()
+
+
+@pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 2), slice(1, None)], ids=["none", "first", "no header"])
+def test_records_that_lack_rounds_are_refused(tmp_path: Path, kept: slice) -> None:
+    folder = folder_after(tmp_path, 3, 3)
+    lines = folder.records.read_text().splitlines(keepends=True)
+    folder.records.write_text("".join(lines[kept]))
+    with pytest.raises(DamagedCheckpoint, match=r"needs rounds 0 to 2, which checkpoint.safetensors includes, got \d"):
+        folder.load()
+
+
+def test_rounds_without_a_checkpoint_are_discarded_only_where_that_is_allowed(tmp_path: Path) -> None:
+    folder = folder_after(tmp_path, 3, None)
+    with pytest.raises(ValueError, match=r"holds 3 rounds, but checkpoint.safetensors is missing"):
+        folder.begin(HEADER, may_discard=1)
+    assert rounds_in(folder) == [0, 1, 2]
+    folder.begin(HEADER, may_discard=3)
+    assert rounds_in(folder) == []
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    second = RunFolder(path).lock()
+    with RunFolder(path).lock(), pytest.raises(RunInUse, match="new is being written by another process"):
+        second.__enter__()
+    with RunFolder(path).lock():
+        pass
+
+
+def test_a_record_of_a_verdict() -> None:
+    nan = float("nan")
+    verdict = Verdict(
+        update=torch.zeros(2), weights=torch.tensor([0.0, 1.0, 1.0]),
+        evidence={"cosdefense": torch.tensor([nan, 0.25, 0.5])},
+        points={"pca": torch.tensor([[nan, nan], [1.0, 2.0], [3.0, 4.0]])},
+    )  # fmt: skip
+    result = RoundRecord.of_verdict(4, [7, 8, 9], verdict, excluded=[5], malicious=(True, False, False, True))
+    assert result == RoundRecord(
+        round=4, clients=(7, 8, 9, 5), weights=(0.0, 1.0, 1.0, 0.0), malicious=(True, False, False, True),
+        scores={"cosdefense": (None, 0.25, 0.5, None)}, points={"pca": (None, (1.0, 2.0), (3.0, 4.0), None)},
+    )  # fmt: skip
+    skipped = RoundRecord.of_verdict(5, [7], None, excluded=[8], skipped="too few clients")
+    assert skipped == RoundRecord(5, (7, 8), (0.0, 0.0), skipped="too few clients")
