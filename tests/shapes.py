@@ -1,51 +1,66 @@
-"""Every call into the package is checked against its shape annotations; what recurs a thousand times, now and then.
+"""Checks calls into the package against their shape annotations.
 
-COSDEFENSE_THOROUGH checks that too.
+To check a call takes longer than most of what is called. So a function is checked whenever it is called with argument
+types, dtypes or shapes that it was not called with before, and at every hundredth call. COSDEFENSE_THOROUGH=1 checks
+every call.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
-from types import CodeType
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from inspect import isfunction
+from typing import Any
 
 import jaxtyping
-
-T = TypeVar("T")
+from torch import Tensor
 
 THOROUGH = "COSDEFENSE_THOROUGH" in os.environ
-OFTEN = 20  # checked so many times, a function that is made anew by every call of another need not be checked again
 
 
 def check_calls() -> None:
-    """From now on, of every module of the package that is imported."""
-    wrap, made = jaxtyping.jaxtyped, Counter[CodeType]()
+    """Check the calls of every module of the package that is imported from now on."""
+    if not THOROUGH:
+        always = jaxtyping.jaxtyped
+        calls: dict[object, Counter[object]] = {}  # by code, because local functions are made again and again
 
-    def wrapped(*, typechecker: Any) -> Callable[[Any], Any]:
-        def decorate(function: Any) -> Any:
-            if "<locals>" in function.__qualname__ and hasattr(function, "__code__"):
-                made[function.__code__] += 1  # to wrap it takes longer than most of what such functions do
-            often = made[getattr(function, "__code__", None)] > OFTEN  # type: ignore[index]
-            return function if often and not THOROUGH else wrap(function, typechecker=typechecker)
+        def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
+            def decorate(decorated: Any) -> Any:
+                if isfunction(decorated):
+                    seen = calls.setdefault(decorated.__code__, Counter())
+                    return _check_new(decorated, always(typechecker=typechecker), seen)
+                if "__dataclass_fields__" in vars(decorated) and isfunction(vars(decorated).get("__init__")):
+                    decorated.__init__ = decorate(decorated.__init__)
+                    return decorated
+                return always(typechecker=typechecker)(decorated)
 
-        return decorate
+            return decorate
 
-    jaxtyping.jaxtyped = wrapped  # type: ignore[assignment]
+        jaxtyping.jaxtyped = jaxtyped  # type: ignore[assignment]
     jaxtyping.install_import_hook("cosdefense", "beartype.beartype")
 
 
-def sparingly_checked(rounds: Iterable[T]) -> Iterator[T]:
-    """The same rounds of a long simulation, of which the first ten and every tenth are checked: shapes recur."""
-    going_on = iter(rounds)
-    for number in count():
-        jaxtyping.config.update("jaxtyping_disable", number >= 10 and number % 10 != 0 and not THOROUGH)
-        try:
-            round_ = next(going_on)
-        except StopIteration:
-            return
-        finally:
-            jaxtyping.config.update("jaxtyping_disable", False)
-        yield round_
+def _check_new(function: Any, check: Callable[[Any], Any], seen: Counter[object]) -> Any:
+    checked: Any = None  # made when first needed: to make it takes long, too
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        nonlocal checked
+        kind = (*map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
+        seen[kind] += 1
+        if seen[kind] % 100 != 1:
+            return function(*args, **kwargs)
+        if checked is None:
+            checked = check(function)
+        return checked(*args, **kwargs)
+
+    return call
+
+
+def _kind(value: Any) -> object:
+    """What annotations say about an argument. A cohort has its updates' shape."""
+    tensor = getattr(value, "updates", value)
+    return (type(value), tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else type(value)

@@ -33,7 +33,6 @@ from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World
 from cosdefense.training.server_data import ServerData
 from cosdefense.training.task import Task
-from shapes import sparingly_checked
 from worlds import digits_world
 
 Options = dict[str, float | int | None]
@@ -82,7 +81,7 @@ def outcome(
         world, attack, defense, rounds=rounds, sampled=sampled, batch=batch, seed=0, local_steps=local_steps,
         schedule=schedule, resume=start and replace(start, defense_state=defense.init()),
     )  # fmt: skip
-    history: list[Round] = list(sparingly_checked(simulation))
+    history: list[Round] = list(simulation)
     liars = torch.cat([round_.malicious for round_ in history])
     rejected = torch.cat([round_.verdict.weights == 0 for round_ in history])
     digits = load("digits")
@@ -95,7 +94,7 @@ def outcome(
 def trained(world: World, rounds: int, batch: int, sampled: int = 10, local_steps: int = 1) -> Snapshot:
     """Where honest clients and the plain mean have come to."""
     settings = {"rounds": rounds, "sampled": sampled, "batch": batch, "seed": 0, "local_steps": local_steps}
-    *_, last = sparingly_checked(simulate(world, Attack(), get("fedavg"), **settings))  # type: ignore[arg-type]
+    *_, last = simulate(world, Attack(), get("fedavg"), **settings)  # type: ignore[arg-type]
     return last.after
 
 
