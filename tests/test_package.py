@@ -19,8 +19,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "cosdefense"
 
 PUBLIC = {
     "cosdefense": {
-        "Aggregator", "Attack", "ClientHook", "ClientTable", "Cohort", "Defense", "Filter", "Judgment", "Layout",
-        "MissingTrustedData", "Need", "TooFewClients", "TrustedData", "Verdict", "get", "presets",
+        "Aggregator", "Attack", "ClientHook", "ClientTable", "Cohort", "Defense", "Filter", "Judged", "Judgment",
+        "Layout", "MissingTrustedData", "Need", "TooFewClients", "TrustedData", "Verdict", "get", "presets",
     },
     "cosdefense.filters": {
         "ByGARS", "ByGARSPlusPlus", "Clip", "CosDefense", "DiverseFL", "FLTrust", "FoolsGold", "Krum",

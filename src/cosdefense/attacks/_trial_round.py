@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..core import Cohort, Defense, State, TooFewClients, TrustedData, Verdict
+from ..core import Cohort, Defense, State, TrustedData
 from ..ops import row_norms
 from ._candidates import Forgery, Material
 
@@ -44,14 +44,8 @@ class Rehearsal:
         rows = self.material.rows(forgery)
         updates = self.cohort.updates.clone()
         updates[self.malicious] = rows
-        verdict, memory = self._judged(replace(self.cohort, updates=updates))
+        _, verdict, memory = self.defense.run_round(replace(self.cohort, updates=updates), self.memory)
         return Trial(forgery, rows, self._damage(verdict.update), memory)
-
-    def _judged(self, cohort: Cohort) -> tuple[Verdict, State]:
-        try:
-            return self.defense(cohort, self.memory)
-        except TooFewClients as problem:
-            return Verdict.skip(cohort, str(problem)), self.memory
 
     def _damage(self, update: Float[Tensor, " d"]) -> float:
         t = self.cohort.layout.n_trainable

@@ -2,13 +2,14 @@
 
 from .client_table import ClientTable
 from .cohort import Cohort, TooFewClients
-from .defense import Defense, Verdict
+from .defense import Defense
 from .layout import Layout
 from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
 from .randomness import derive, generator, seeded
 from .running_average import check_decay, running_average
 from .state import pack, unpack
 from .trusted_data import MissingTrustedData, TrustedData
+from .verdict import Judged, Verdict
 
 __all__ = [
     "Aggregator",
@@ -17,6 +18,7 @@ __all__ = [
     "Cohort",
     "Defense",
     "Filter",
+    "Judged",
     "Judgment",
     "Layout",
     "Loss",

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..ops import finite_rows, stays_finite
-from .cohort import Cohort
+from ..ops import finite_rows
+from .cohort import Cohort, TooFewClients
 from .parts import Aggregator, ClientHook, Filter, Need, Part, State
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a defense decided about every client of the round."""
-
-    update: Float[Tensor, " d"]  # add this to the global parameters
-    weights: Float[Tensor, " n"]  # how much each client counted; 0 = rejected
-    evidence: Mapping[str, Float[Tensor, " n"]]  # scores by filter; NaN where it never saw the client
-    skipped: str | None = None  # why the model stays as it is, if it does
-    points: Mapping[str, Float[Tensor, "n 2"]] = field(default_factory=dict)  # pictures by filter; NaN likewise
-
-    @classmethod
-    def skip(
-        cls,
-        cohort: Cohort,
-        why: str,
-        evidence: Mapping[str, Tensor] | None = None,
-        points: Mapping[str, Tensor] | None = None,
-    ) -> Verdict:
-        """Nobody counts and nothing moves."""
-        nobody = cohort.weights.new_zeros(len(cohort))
-        return cls(torch.zeros_like(cohort.params), nobody, evidence or {}, why, points or {})
+from .verdict import Judged, Verdict, scatter_rows
 
 
 @dataclass(frozen=True)
@@ -60,62 +37,68 @@ class Defense:
         return tuple(part.init() for part in (*self.filters, self.aggregator))
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Verdict, State]:
-        everybody, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
-        cohort, standing = _without_rejected(_weighed(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
-        received = cohort.updates
+        """Judge, then combine. Raises `TooFewClients` where a rule has fewer clients than it needs."""
+        judged, state = self.judge(cohort, state)
+        return self.combine(judged, state)
+
+    def run_round(self, cohort: Cohort, state: State, *, combine: bool = True) -> tuple[Judged, Verdict, State]:
+        """A round of a federation: too few clients for a rule skip it instead of ending the run.
+
+        Without `combine` the verdict's update is zero: the caller combines what `Judged.accepted` holds.
+        """
+        try:
+            judged, after = self.judge(cohort, state)
+            verdict, after = self.combine(judged, after) if combine else (judged.verdict(), after)
+        except TooFewClients as problem:
+            judged = Judged.skip(cohort, problem)
+            return judged, judged.verdict(), state
+        return judged, verdict, after
+
+    def judge(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
+        """Ask the filters. Rows that are not finite are rejected before any filter runs."""
+        received, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
+        cohort, rows = _drop_rejected(_reweight(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
+        finite = cohort.updates
         *memories, last = state
         for i, part in enumerate(self.filters):
-            cohort, standing = _without_rejected(cohort, standing)
+            cohort, rows = _drop_rejected(cohort, rows)
             if len(cohort) == 0:
                 break
             judgment, memories[i] = part(cohort, memories[i])
             label = _label(part, evidence)
-            evidence[label] = _spread(judgment.scores, standing, everybody, fill=float("nan"))
+            evidence[label] = scatter_rows(judgment.scores, rows, len(received), fill=float("nan"))
             if judgment.points is not None:
-                points[label] = _spread(judgment.points, standing, everybody, fill=float("nan"))
+                points[label] = scatter_rows(judgment.points, rows, len(received), fill=float("nan"))
             if judgment.updates is not None:
                 cohort = replace(cohort, updates=judgment.updates)
-            cohort = _weighed(cohort, judgment.weights)
+            cohort = _reweight(cohort, judgment.weights)
+        skipped = None
         if not bool((cohort.weights != 0).any()):
-            why = "every client was rejected" if evidence else "no client sent finite numbers"
-            return Verdict.skip(everybody, why, evidence, points), (*memories, last)
-        if not self.aggregator.skips_rejected or cohort.updates is not received:  # rewritten rows may hold anything
-            cohort, standing = _without_rejected(cohort, standing)
-        update, last = self.aggregator(cohort, last)
-        update = _keep_variances_positive(update, everybody)
-        weights = _spread(cohort.weights, standing, everybody, fill=0.0)
-        if not stays_finite(everybody.params, update):
-            still = torch.zeros_like(update)
-            return Verdict(still, weights, evidence, "the combined update is not finite", points), (*memories, last)
-        return Verdict(update, weights, evidence, None, points), (*memories, last)
+            skipped = "every client was rejected" if evidence else "no client sent finite numbers"
+        elif not self.aggregator.skips_rejected or cohort.updates is not finite:  # rewritten rows may hold anything
+            cohort, rows = _drop_rejected(cohort, rows)
+        return Judged(received, cohort, rows, evidence, points, skipped), (*memories, last)
+
+    def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
+        """Combine what is left into one update."""
+        if judged.skipped is not None:
+            return judged.verdict(), state
+        *memories, last = state
+        update, last = self.aggregator(judged.remaining, last)
+        return judged.verdict(update), (*memories, last)
 
 
-def _weighed(cohort: Cohort, weights: Float[Tensor, " n"] | Bool[Tensor, " n"]) -> Cohort:
+def _reweight(cohort: Cohort, weights: Float[Tensor, " n"] | Bool[Tensor, " n"]) -> Cohort:
     return replace(cohort, weights=cohort.weights * weights.to(cohort.weights.dtype))
 
 
-def _without_rejected(cohort: Cohort, standing: Int[Tensor, " n"]) -> tuple[Cohort, Int[Tensor, " kept"]]:
+def _drop_rejected(cohort: Cohort, rows: Int[Tensor, " n"]) -> tuple[Cohort, Int[Tensor, " kept"]]:
     """Rejected rows are removed, never zeroed (a zero row attracts Krum)."""
     kept = cohort.weights != 0
-    return cohort.only(kept), standing[kept.cpu()]
+    return cohort.only(kept), rows[kept.cpu()]
 
 
-def _spread(
-    values: Float[Tensor, "m *k"], rows: Int[Tensor, " m"], everybody: Cohort, fill: float
-) -> Float[Tensor, "n *k"]:
-    return values.new_full((len(everybody), *values.shape[1:]), fill).index_copy(0, rows.to(values.device), values)
-
-
-def _keep_variances_positive(update: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, " d"]:
-    """A poisoned update may push BatchNorm's variance below zero, which no network survives."""
-    if cohort.layout.variances:
-        update = update.clone()
-        for where in cohort.layout.variances:
-            update[where] = torch.maximum(update[where], -cohort.params[where])
-    return update
-
-
-def _label(part: Filter, taken: Mapping[str, Any]) -> str:
-    """The filter's name; a second one of its kind is told apart by a number."""
+def _label(part: Filter, taken: Collection[str]) -> str:
+    """The filter's name; the second filter of a kind gets a number."""
     name = type(part).__name__
     return name if name not in taken else f"{name} {sum(key.split()[0] == name for key in taken) + 1}"

@@ -18,7 +18,6 @@ from ..core import (
     Cohort,
     Defense,
     State,
-    TooFewClients,
     Verdict,
     derive,
     generator,
@@ -116,7 +115,7 @@ def simulate(
         # the server judges, combines and moves on
         cohort = replace(cohort, seed=derive(seed, "defense", number))
         with meter("defend"):
-            verdict, defense_state = _judged(defense, cohort, now.defense_state, schedule.defends(number))
+            verdict, defense_state = _run_defense(defense, cohort, now.defense_state, schedule.defends(number))
             params = params + verdict.update
         now = Snapshot(number + 1, params, defense_state, attack_state)
         yield Round(number, clients, liars, schedule.defends(number), verdict, now, meter.seconds, meter.peak_memory)
@@ -179,15 +178,14 @@ def _train_in_chunks(
         updates[who[part]] = train_clients(world.task, trainer, params, images, labels)
 
 
-def _judged(defense: Defense, cohort: Cohort, state: State, defending: bool) -> tuple[Verdict, State]:
+def _run_defense(defense: Defense, cohort: Cohort, state: State, defending: bool) -> tuple[Verdict, State]:
     if not defending:
         plain = fedavg()
         return plain(cohort, plain.init())[0], state
-    try:
-        return defense(cohort, state)
-    except TooFewClients as problem:
-        warnings.warn(f"round skipped: {problem}", SkippedRound, stacklevel=3)
-        return Verdict.skip(cohort, str(problem)), state
+    judged, verdict, state = defense.run_round(cohort, state)
+    if judged.too_few_clients:
+        warnings.warn(f"round skipped: {verdict.skipped}", SkippedRound, stacklevel=3)
+    return verdict, state
 
 
 def _initiated(defense: Defense, world: World) -> Defense:
