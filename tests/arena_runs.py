@@ -37,7 +37,7 @@ def make(
     **summary: Any,
 ) -> RunRecord:
     """One run that ended like this; what else its summary holds may be given."""
-    described = describe(build_defense(DEFENSES[defense]))
+    part = build_defense(DEFENSES[defense])
     header = {
         "experiment": {
             "name": f"arena-{dataset}-{100 * share:.6g}",
@@ -45,10 +45,11 @@ def make(
             "data": {"dataset": dataset, "malicious": share},
             "training": {"rounds": rounds},
             "attacks": [{"label": attack, "name": ATTACKS[attack]}],
-            "defenses": [{"label": defense, **described}],
+            "defenses": [{"label": defense, **describe(part)}],
         },
         "attack": attack,
         "defense": defense,
+        "needs": sorted(part.needs),
         "seed": seed,
         "device": "NVIDIA H200",
         "thinned": True,

@@ -17,7 +17,8 @@ from cosdefense.report.groups import grouped
 from cosdefense.report.page import page_of
 from cosdefense.report.results import as_json, in_words, table
 from cosdefense.runs.metrics import Detection, summarize
-from cosdefense.runs.records import RunRecord, read_run, thin
+from cosdefense.runs.packed_records import compact, read_pack, write_pack
+from cosdefense.runs.records import RunRecord
 from paper_runs import make
 from synthetic_runs import make_run, make_runs
 
@@ -79,20 +80,12 @@ def test_tables_figures_and_words_name_the_setting() -> None:
     assert "paper-skew-0.1" in page_of(runs, list(figures.values()), "t")
 
 
-def thinned(runs: list[RunRecord], tmp_path: Path) -> list[RunRecord]:
-    found = []
-    for index, run in enumerate(runs):
-        path = tmp_path / f"{index}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in thin(run)))
-        found.append(read_run(path))
-    return found
-
-
-def test_thinned_runs_have_the_same_tables_and_no_pictures_of_what_they_lack(tmp_path: Path) -> None:
+def test_packed_runs_have_the_same_tables_and_no_pictures_of_what_they_lack(tmp_path: Path) -> None:
     runs = [
         replace(run, summary=summarize(run.rounds)) for run in make_runs(seeds=2, attacks=("ipm", "none"), rounds=90)
     ]
-    small = thinned(runs, tmp_path)
+    write_pack(tmp_path / "pack.jsonl.gz", map(compact, runs))
+    small = list(read_pack(tmp_path / "pack.jsonl.gz"))
     whole, less = grouped(runs), grouped(small)
     assert table(whole) == table(less)
     assert in_words(whole) == in_words(less)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosdefense.runs.records import NotARun, RoundRecord, RunRecord, read_run, thin
+from cosdefense.runs.records import NotARun, RoundRecord, read_run
 
 numbers = st.floats(-1e6, 1e6).map(lambda x: float(f"{x:.6g}"))
 fields = st.integers(1, 5).flatmap(
@@ -73,39 +73,3 @@ def test_what_is_not_a_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text(HEADER + '{"round": 0}\n')
     with pytest.raises(NotARun, match="holds a round that cannot be read"):
         read_run(tmp_path)
-
-
-def test_a_thinned_run_keeps_what_was_measured_and_how_it_ended(tmp_path: Path) -> None:
-    rounds = tuple(
-        RoundRecord(
-            number,
-            (1, 2),
-            (1.0, 0.0),
-            scores={"Krum": (0.1, 0.2)},
-            points={"PCAClusters": ((0.0, 1.0), None)},
-            accuracy=number / 10 if number % 3 == 0 else None,
-            seconds={"train": 1.0},
-            peak_memory={"train": 9},
-        )
-        for number in range(9)
-    )
-    run = RunRecord({"experiment": {"name": "x"}, "seed": 0}, rounds, {"final_accuracy": 0.6})
-
-    def written(lines: list[dict[str, Any]]) -> RunRecord:
-        (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return read_run(tmp_path)
-
-    small = written(thin(run))
-    assert (small.header, small.summary) == ({**run.header, "thinned": True}, run.summary)
-    assert [record.round for record in small.rounds] == [0, 3, 6, 8]  # evaluated, and the last
-    assert small.rounds[1] == RoundRecord(3, (1, 2), (1.0, 0.0), accuracy=0.3)
-    assert (run.thinned, small.thinned, run.n_rounds, small.n_rounds) == (False, True, 9, 9)
-    assert written(thin(small)) == small
-    whole = written(thin(run, scores=True))
-    assert [(record.scores, record.points) for record in whole.rounds] == [(r.scores, r.points) for r in rounds]
-    assert not any(record.seconds or record.peak_memory for record in whole.rounds)
-
-
-def test_a_run_that_goes_on_is_not_thinned() -> None:
-    with pytest.raises(ValueError, match="only a finished run can be thinned"):
-        thin(RunRecord({"experiment": {}}, ()))

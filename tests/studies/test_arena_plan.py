@@ -20,6 +20,7 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.data.partition import LabelSkew
 from cosdefense.filters import Krum, MultiKrum
 from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.studies.arena.plan import FIELDS, Choice, plan
 from cosdefense.studies.study import shipped
 
@@ -226,18 +227,13 @@ def test_several_processes_do_the_same(folder: Path, tmp_path: Path) -> None:
 def test_published_records_give_the_same_tables(folder: Path, tmp_path: Path) -> None:
     done = command(*TINY, "--draw", "--publish", str(tmp_path / "first"), cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "first" / "records" / "arena-digits-30").iterdir())) == 4
-    again = command(
-        *TINY,
-        "--draw",
-        "--out",
-        str(tmp_path / "first" / "records"),
-        "--publish",
-        str(tmp_path / "again"),
-        cwd=tmp_path,
-    )
+    kept = list(read_pack(tmp_path / "first" / PACK))
+    assert [[record.round for record in run.rounds] for run in kept] == [[0, 1, 2, 3]] * 4  # every evaluation
+    assert all(record.accuracy is not None and record.loss is not None for run in kept for record in run.rounds)
+    places = ("--out", str(tmp_path / "first"), "--publish", str(tmp_path / "again"))
+    again = command(*TINY, "--draw", *places, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    for name in ("tables.md", "report.html"):
+    for name in ("tables.md", "report.html", PACK):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
     tables = (folder / "runs" / "arena" / "tables.md").read_text(encoding="utf-8")
     assert (tmp_path / "first" / "tables.md").read_text(encoding="utf-8") == tables

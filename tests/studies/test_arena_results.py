@@ -1,4 +1,4 @@
-"""The arena's committed results: tables come out of the committed records, and the document repeats them."""
+"""The arena's published results: tables come out of the packed records, and the document repeats them."""
 
 from __future__ import annotations
 
@@ -11,36 +11,25 @@ import pytest
 
 from cosdefense.cli.arena import TITLE
 from cosdefense.report.table import markdown_of
-from cosdefense.runs.records import RunRecord, read_run
+from cosdefense.runs.packed_records import PACK, read_pack
+from cosdefense.runs.records import RunRecord
 from cosdefense.studies.arena.plan import Choice, plan
 from cosdefense.studies.arena.standings import fields_of
 from cosdefense.studies.arena.tables import arena_tables, in_words
+from cosdefense.studies.study import read_runs_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "arena"
-FOLDERS = sorted(path.parent for path in (RESULTS / "records").glob("*/*/records.jsonl"))
-pytestmark = pytest.mark.skipif(not FOLDERS, reason="docs/arena holds no records")
 
 
 @pytest.fixture(scope="module")
-def committed() -> dict[Path, RunRecord]:
-    return {folder: read_run(folder) for folder in FOLDERS}
-
-
-@pytest.fixture(scope="module")
-def runs(committed: dict[Path, RunRecord]) -> list[RunRecord]:
+def runs() -> list[RunRecord]:
     """In the order of the plan that they belong to."""
-    data = [run.header["experiment"]["data"] for run in committed.values()]
-    n_seeds = 1 + max(run.header["seed"] for run in committed.values())
-    planned = plan([d["dataset"] for d in data], [d["malicious"] for d in data], Choice(n_seeds=n_seeds))
-    folders = [cell.experiment.folder(RESULTS / "records") for cell in planned.cells]
-    return [committed[folder] for folder in folders if folder in committed]
+    planned = plan(["mnist", "fashion-mnist", "cifar-10"], [0.3], Choice(n_seeds=3))
+    return read_runs_of(planned.cells, RESULTS)
 
 
-def test_every_committed_run_belongs_to_the_plan_and_is_finished(
-    committed: dict[Path, RunRecord], runs: list[RunRecord]
-) -> None:
-    """A setting that was changed since would have given the run another folder."""
-    assert len(runs) == len(committed)
+def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
+    assert len(runs) == len(list(read_pack(RESULTS / PACK))) == 1500
     for run in runs:
         assert run.summary is not None
         assert run.n_rounds == run.header["experiment"]["training"]["rounds"]
@@ -61,11 +50,11 @@ def test_the_document_repeats_the_tables() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist"])
-def test_what_is_said_of_factions(dataset: str, committed: dict[Path, RunRecord]) -> None:
+def test_what_is_said_of_factions(dataset: str, runs: list[RunRecord]) -> None:
     """Three seeds of everything; five points lost at most, two without an attack; none that needs no telling is better
     under the adaptive attack."""
     ends = defaultdict(list)
-    for run in committed.values():
+    for run in runs:
         if run.header["experiment"]["data"]["dataset"] == dataset:
             ends[run.header["defense"], run.header["attack"]].append(run.summary["tail_accuracy"])  # type: ignore[index]
     planned = [cell.experiment for cell in plan([dataset], [0.3]).cells]

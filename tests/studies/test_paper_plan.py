@@ -12,11 +12,11 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.data import load as load_data
 from cosdefense.data.partition import LabelSkew
 from cosdefense.runs.experiment import Experiment, from_table
+from cosdefense.runs.packed_records import read_pack, write_pack
 from cosdefense.runs.records import read_run
 from cosdefense.runs.single_run import federated, run
 from cosdefense.studies.paper.drift import alone
-from cosdefense.studies.paper.plan import ALL, FIGURES, PAPERS_DATASETS, QUICK, files, plan, thinned
-from cosdefense.studies.study import publish_records
+from cosdefense.studies.paper.plan import ALL, FIGURES, PAPERS_DATASETS, QUICK, files, plan, published
 
 TINY = {
     "data": {"dataset": "digits", "clients": 20},
@@ -198,10 +198,9 @@ def test_published_records_say_the_same_with_less(name: str, tmp_path: Path) -> 
     cell = from_table({"name": name, **TINY})
     folder = cell.folder(tmp_path / "runs")
     list(run(cell, folder, load_data("digits"), torch.device("cpu")))
-    publish_records({folder: read_run(folder)}, tmp_path / "published", thinned)
-    (path,) = (tmp_path / "published").rglob("records.jsonl")
-    assert path.parent.relative_to(tmp_path / "published") == folder.relative_to(tmp_path / "runs")
-    whole, kept = read_run(folder), read_run(path.parent)
+    whole, path = read_run(folder), tmp_path / "pack.jsonl.gz"
+    write_pack(path, [published(whole)])
+    (kept,) = read_pack(path)
     assert kept.thinned
     assert kept.summary == whole.summary
     assert (kept.experiment, kept.label, kept.n_rounds) == (whole.experiment, whole.label, whole.n_rounds)
@@ -211,16 +210,6 @@ def test_published_records_say_the_same_with_less(name: str, tmp_path: Path) -> 
         assert [record.round for record in kept.rounds] == [2, 5, 6]
         assert not any(record.scores for record in kept.rounds)
     assert path.stat().st_size < (folder / "records.jsonl").stat().st_size
-
-
-def test_a_run_that_is_not_finished_is_not_published(tmp_path: Path) -> None:
-    cell = from_table({"name": "paper-mnist", **TINY})
-    unfinished = run(cell, tmp_path / "run", load_data("digits"), torch.device("cpu"))
-    next(unfinished)
-    unfinished.close()
-    with pytest.raises(ValueError, match="only a finished run can be thinned"):
-        publish_records({tmp_path / "run": read_run(tmp_path / "run")}, tmp_path / "published")
-    assert not (tmp_path / "published").exists()
 
 
 def _q(experiment: Experiment) -> float:

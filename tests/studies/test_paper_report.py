@@ -20,7 +20,8 @@ from cosdefense.report import Report
 from cosdefense.report.figure import Figure
 from cosdefense.report.table import markdown_of
 from cosdefense.runs.metrics import Detection
-from cosdefense.runs.records import RoundRecord, RunRecord, read_run, thin
+from cosdefense.runs.packed_records import compact, read_pack, write_pack
+from cosdefense.runs.records import RoundRecord, RunRecord
 from cosdefense.studies.paper.figures import paper_figures
 from cosdefense.studies.paper.page import paper_page_of
 from cosdefense.studies.paper.report import write_paper_report
@@ -272,13 +273,10 @@ def test_two_sizes_of_one_experiment_stay_apart() -> None:
     assert "Last tenth" in rows[0]
 
 
-def test_thinned_records_give_the_same_tables(runs: list[RunRecord], tmp_path: Path) -> None:
-    small = []
-    for index, run in enumerate(runs):
-        lines = thin(run, scores=run.experiment in ("paper-scores", "paper-alone"))
-        path = tmp_path / f"{index}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        small.append(read_run(path))
+def test_packed_records_give_the_same_tables(runs: list[RunRecord], tmp_path: Path) -> None:
+    path = tmp_path / "pack.jsonl.gz"
+    write_pack(path, [compact(run, whole_rounds=run.experiment in ("paper-scores", "paper-alone")) for run in runs])
+    small = list(read_pack(path))
     whole, less = paper_of(runs), paper_of(small)
     assert paper_tables(whole) == paper_tables(less)
     assert in_words(whole) == in_words(less)

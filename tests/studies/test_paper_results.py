@@ -1,4 +1,4 @@
-"""The committed results: tables come out of the committed records, and the documents repeat them."""
+"""The published results: tables come out of the packed records, and the documents repeat them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from statistics import fmean
 import pytest
 
 from cosdefense.report.table import markdown_of
-from cosdefense.runs.records import RunRecord, read_run
+from cosdefense.runs.packed_records import PACK, read_pack
+from cosdefense.runs.records import RunRecord
 from cosdefense.studies.paper.plan import plan
 from cosdefense.studies.paper.tables import paper_tables
 from cosdefense.studies.paper.views import paper_of
+from cosdefense.studies.study import read_runs_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[RunRecord]:
-    folders = [cell.experiment.folder(RESULTS / "records") for cell in plan(["all"])]
-    return [read_run(folder) for folder in folders if folder.exists()]
+    """In the order of the plan that they belong to."""
+    return read_runs_of(plan(["all"]), RESULTS)
 
 
-def test_every_committed_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
-    """A setting that was changed since would have given the run another folder."""
-    assert len(runs) == len(list((RESULTS / "records").glob("*/*/records.jsonl")))
+def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
+    assert len(runs) == len(list(read_pack(RESULTS / PACK))) == 200
     for run in runs:
         assert run.summary is not None
         assert run.n_rounds == run.header["experiment"]["training"]["rounds"]

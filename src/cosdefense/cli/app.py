@@ -129,11 +129,11 @@ def reproduce(
     Without the extra "report", on a bare GPU machine, the runs are made all the same; the same command draws them where
     it is installed.
     """
-    from ..studies.paper.plan import ALL, files, plan, thinned
+    from ..studies.paper.plan import ALL, files, plan, published
     from ..studies.paper.report import write_paper_report
 
     cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
-    study = Study(tuple(cells), PAPER, ", ".join(what or [ALL]), write_paper_report, thinned)
+    study = Study(tuple(cells), PAPER, ", ".join(what or [ALL]), write_paper_report, published)
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, files())
     run_study(study, folder, place, draw=draw, publish=publish, as_json=as_json)
@@ -144,15 +144,17 @@ app.command(epilog=arena_command.EPILOG)(arena_command.arena)
 
 @app.command(epilog="Example: cosdefense report runs/demo")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, folders that hold some, or packs (records.jsonl.gz).")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: the first folder named.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write PNG figures and one HTML page that works offline."""
     from ..report import write_report
-    from ..runs.records import read_run
+    from ..runs.packed_records import read_runs
 
-    read = [read_run(path) for folder in runs for path in _records_below(folder)]
+    read = [run for path in runs for run in read_runs(path)]
     read.sort(key=lambda run: (run.header.get("attack") != "none", run.label != "none"))  # what others are measured by
     folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
     console.show_report(
@@ -228,15 +230,6 @@ def _cell_label(cell: Experiment, experiment: Experiment) -> str:
     attacks = [attack.label] if len(experiment.attacks) > 1 else []
     seeds = [f"seed {seed}"] if len(experiment.seeds) > 1 else []
     return " · ".join((defense.label, *attacks, *seeds))
-
-
-def _records_below(folder: Path) -> list[Path]:
-    if folder.is_file():
-        return [folder]
-    found = sorted(folder.rglob("records.jsonl"))
-    if not found:
-        raise ConfigError(f"{folder} holds no run (no records.jsonl in it or below)")
-    return found
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

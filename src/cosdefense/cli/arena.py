@@ -52,7 +52,7 @@ def arena(
     apart from those that need no telling. Plain averaging without an attack is always run: all are measured by it.
     Finished runs are not repeated and interrupted ones go on, so the same command can be given until all is done.
     """
-    from ..studies.arena.plan import Choice, plan, thinned
+    from ..studies.arena.plan import Choice, plan
     from ..studies.arena.report import write_arena_report
     from ..studies.study import shipped
 
@@ -61,7 +61,7 @@ def arena(
     if not worker:
         for words in planned.left_out:
             console.note(words)
-    study = Study(planned.cells, TITLE, "this arena", write_arena_report, thinned)
+    study = Study(planned.cells, TITLE, "this arena", write_arena_report)
     place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, shipped("arena"))
     run_study(study, out, place, draw=draw, publish=publish, as_json=as_json)
 

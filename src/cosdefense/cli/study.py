@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..runs.execution import Execution
     from ..runs.many_runs import Job
     from ..runs.records import RunRecord
-    from ..studies.study import Cell, Thinned
+    from ..studies.study import Cell
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,29 @@ class Study:
     title: str
     what: str  # was asked for
     write: Callable[[Sequence[RunRecord], Path, str], Report]
-    thinned: Thinned  # what is published of a run
+    published: Callable[[RunRecord], RunRecord] | None = None  # what is kept of a run; None: every evaluation
 
 
 def run_study(study: Study, folder: Path, place: Execution, *, draw: bool, publish: Path | None, as_json: bool) -> None:
     """Finish every run unless only a report is wanted, and write it: into the folder, or to where it is published."""
     from ..report import MissingReportExtra
     from ..runs.many_runs import Job
-    from ..runs.records import read_run
-    from ..studies.study import publish_records
+    from ..runs.packed_records import PACK, compact, write_pack
+    from ..studies.study import read_runs_of
 
-    todo = [Job(cell.experiment, cell.experiment.folder(folder), cell.label, cell.play) for cell in study.cells]
-    if draw:
-        todo = [job for job in todo if (job.folder / "records.jsonl").exists()]
-        if not todo:
-            raise ConfigError(f"{folder} holds no run that belongs to {study.what}")
-    else:
-        finish(todo, place, folder)
+    if not draw:
+        cells = [(cell, cell.experiment.folder(folder)) for cell in study.cells]
+        finish([Job(cell.experiment, own, cell.label, cell.play) for cell, own in cells], place, folder)
     if place.worker:
         return
-    runs = {job.folder: read_run(job.folder) for job in todo}
+    runs = read_runs_of(study.cells, folder)
+    if not runs:
+        raise ConfigError(f"{folder} holds no run that belongs to {study.what}")
     if publish:
-        runs = {path: run for path, run in runs.items() if run.summary}
-        publish_records(runs, publish / "records", study.thinned)
+        runs = [(study.published or compact)(run) for run in runs if run.summary]
+        write_pack(publish / PACK, runs)
     try:
-        written = study.write(list(runs.values()), publish or folder, study.title)
+        written = study.write(runs, publish or folder, study.title)
     except MissingReportExtra as missing:  # the tables need no library
         console.show_study(publish or folder, None, as_json)
         console.note(f"nothing was drawn, because {missing}")

@@ -142,22 +142,6 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(lines[0], rounds, summaries[-1] if summaries else None)
 
 
-def thin(run: RunRecord, scores: bool = False, curve: bool = True) -> list[dict[str, Any]]:
-    """The lines of a finished run that tables and curves are made of, small enough to be kept for ever.
-
-    Only evaluated rounds, without scores; `scores` keeps every round and what filters said in it. Without a curve
-    only the last round is left. How long it took stays in the summary, which knows all rounds.
-    """
-    if run.summary is None:
-        raise ValueError("only a finished run can be thinned: its summary tells what the rounds left out told")
-    drawn = [record for record in run.rounds[:-1] if scores or (curve and record.accuracy is not None)]
-    kept = [*drawn, *run.rounds[-1:]]
-    dropped = {"seconds", "peak_memory"} | (set() if scores else {"scores", "points"})
-    rounds = [{key: value for key, value in record.to_json().items() if key not in dropped} for record in kept]
-    header = {key: value for key, value in run.header.items() if key != "split"}  # thousands of counts, from the seed
-    return [{**header, "thinned": True}, *rounds, {"summary": dict(run.summary)}]
-
-
 def complete_lines(path: Path) -> list[dict[str, Any]]:
     """All lines that were written whole."""
     lines: list[dict[str, Any]] = []

@@ -173,6 +173,7 @@ def header_of(cell: Experiment, dataset: Dataset, world: World) -> dict[str, Any
         "experiment": to_table(cell),
         "attack": attack.label,
         "defense": defense.label,
+        "needs": sorted(defense.part.needs),  # what it takes of a deployment
         "seed": seed,
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 from ..catalog.options import ConfigError
 from ..runs.experiment import Experiment
-from ..runs.records import RunRecord, thin
+from ..runs.packed_records import PACK, read_pack
+from ..runs.records import RunRecord, read_run
 from ..runs.single_run import Play, federated
-
-Thinned = Callable[[RunRecord], list[dict[str, Any]]]  # the lines of a run that are kept
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,23 @@ def shipped(study: str) -> Path:
     raise ConfigError(f"the experiments of {study} are neither in {installed} nor in {repository}")
 
 
-def publish_records(runs: Mapping[Path, RunRecord], out: Path, thinned: Thinned = thin) -> None:
-    """The runs' records without what a repository need not keep: `out/<experiment>/<run>/records.jsonl`."""
-    for folder, run in runs.items():
-        lines = thinned(run)
-        place = out / folder.parent.name / folder.name
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "records.jsonl").write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
+def read_runs_of(cells: Sequence[Cell], folder: Path) -> list[RunRecord]:
+    """Those of the planned runs that are there, in the plan's order: each from its own folder, or from a pack.
+
+    In a pack a run is found by its experiment's name, its labels and its seed. These stay what they are when an option
+    of a part gets another name; the fingerprint in the name of a run's folder does not.
+    """
+    packed = {_identify(run): run for run in read_pack(folder / PACK)} if (folder / PACK).exists() else {}
+    runs = []
+    for cell in cells:
+        (attack,), (defense,), (seed,) = cell.experiment.attacks, cell.experiment.defenses, cell.experiment.seeds
+        own = cell.experiment.folder(folder)
+        if (own / "records.jsonl").exists():
+            runs.append(read_run(own))
+        elif run := packed.get((cell.experiment.name, attack.label, defense.label, seed)):
+            runs.append(run)
+    return runs
+
+
+def _identify(run: RunRecord) -> tuple[Any, ...]:
+    return run.experiment, run.header.get("attack"), run.header.get("defense"), run.header.get("seed")

@@ -14,7 +14,6 @@ from ...catalog.options import ConfigError, unknown
 from ...catalog.registry import get
 from ...core import Cohort, Defense, TooFewClients
 from ...runs.experiment import Entry, Experiment, entry_names, from_table, read_table
-from ...runs.records import RunRecord, thin
 from ...testing.examples import LAYOUT, ExampleTrustedData
 from ..study import Cell, shipped
 
@@ -70,11 +69,6 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
             for cell in runs:
                 cells.setdefault(cell.folder(Path()), Cell(cell))
     return Plan(tuple(cells.values()), tuple(left_out))
-
-
-def thinned(run: RunRecord) -> list[dict[str, Any]]:
-    """What is published of a run: the arena's tables and figures are made of summaries."""
-    return thin(run, curve=False)
 
 
 def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:

@@ -9,8 +9,8 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from ...catalog.registry import build_defense, get
-from ...core import Defense, Need
+from ...catalog.registry import describe, get
+from ...core import Need
 from ...report.experiment_settings import setting
 from ...report.groups import Group, grouped
 from ...runs.records import RunRecord
@@ -122,14 +122,23 @@ def fields_of(runs: Sequence[RunRecord]) -> list[Field]:
 def _field(name: str, way: str, groups: Sequence[Group]) -> Field:
     header = groups[0].runs[0].header
     dataset, share = (setting(header, "experiment", "data", key) for key in ("dataset", "malicious"))
-    plain = [group for group in groups if kind(group) == NONE and _defense(group) == get("fedavg")]
+    plain = [
+        group for group in groups if kind(group) == NONE and _described(group, "defenses") == describe(get("fedavg"))
+    ]
     ends = [end for group in plain for end in tails(group)]
     clean = fmean(ends) if ends else None
     title = ", ".join(filter(None, (f"{DATASETS.get(dataset, dataset)}, {100 * share:.3g}% attackers", way)))
     fighters = []
     for defense in dict.fromkeys(group.defense for group in groups):
         own = [group for group in groups if group.defense == defense]
-        fighters.append(Fighter(defense, _defense(own[0]).needs, {group.attack: group for group in own}, clean))
+        fighters.append(
+            Fighter(
+                defense,
+                frozenset(map(Need, own[0].runs[0].header["needs"])),
+                {group.attack: group for group in own},
+                clean,
+            )
+        )
     attacks = tuple(dict.fromkeys(group.attack for group in groups))
     return Field(name, title, clean, attacks, tuple(sorted(fighters, key=_place)))
 
@@ -155,11 +164,7 @@ def kind(group: Group) -> str:
     return str(_described(group, "attacks").get("name", ""))
 
 
-def _defense(group: Group) -> Defense:
-    described = _described(group, "defenses")
-    return build_defense({key: value for key, value in described.items() if key != "label"})
-
-
-def _described(group: Group, key: str) -> Mapping[str, Any]:
+def _described(group: Group, key: str) -> dict[str, Any]:
+    """The attack or the defense as the header describes it."""
     entries: Sequence[Mapping[str, Any]] = setting(group.runs[0].header, "experiment", key)
-    return entries[0]
+    return {name: value for name, value in entries[0].items() if name != "label"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...catalog.options import ConfigError, unknown
 from ...runs.experiment import Experiment, load
-from ...runs.records import RunRecord, thin
+from ...runs.packed_records import compact
+from ...runs.records import RunRecord
 from ...runs.single_run import Play, federated
 from ..study import Cell, shipped
 from .drift import alone
@@ -121,9 +121,9 @@ def plan(
     return list(cells.values())
 
 
-def thinned(run: RunRecord) -> list[dict[str, Any]]:
-    """What is published of a run."""
-    return thin(run, scores=run.experiment in WHOLE)
+def published(run: RunRecord) -> RunRecord:
+    """What is kept of a run."""
+    return compact(run, whole_rounds=run.experiment in WHOLE)
 
 
 def files() -> Path:
