@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import isfunction
 from typing import Any
@@ -40,6 +41,16 @@ def check_calls() -> None:
 
         jaxtyping.jaxtyped = jaxtyped  # type: ignore[assignment]
     jaxtyping.install_import_hook("cosdefense", "beartype.beartype")
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Leave wrong arguments to the package itself, as outside of the tests."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def _check_new(function: Any, check: Callable[[Any], Any], seen: Counter[object]) -> Any:

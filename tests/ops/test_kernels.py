@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import cache
 
 import pytest
 import torch
@@ -86,16 +87,21 @@ def test_twins_are_alike_wherever_they_stand() -> None:
     assert found[0, 44] == 0
 
 
+@cache
+def close_calls(scale: float) -> tuple[Tensor, Tensor]:
+    """Orthogonal rows of nearly equal length, whose scores agree up to `scale`, and their exact scores."""
+    rng = torch.Generator().manual_seed(1)
+    base = torch.randn(4000, 10, generator=rng, dtype=torch.float64)
+    rows = (torch.linalg.qr(base)[0].T * (1 + scale * torch.rand(10, 1, generator=rng))).float()
+    exact = torch.tensor(exact_squares(rows), dtype=torch.float64).fill_diagonal_(torch.inf)
+    return rows, exact.sort(dim=1).values[:, :5].sum(dim=1)
+
+
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("scale", [1e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("keep", [1, 5, None])
 def test_krum_decides_close_calls_as_exact_numbers_do(keep: int | None, scale: float) -> None:
-    rng = torch.Generator().manual_seed(1)
-    base = torch.randn(4000, 10, generator=rng, dtype=torch.float64)
-    # Orthogonal rows of nearly equal length: all scores agree up to `scale`.
-    rows = (torch.linalg.qr(base)[0].T * (1 + scale * torch.rand(10, 1, generator=rng))).float()
-    exact = torch.tensor(exact_squares(rows), dtype=torch.float64).fill_diagonal_(torch.inf)
-    scores = exact.sort(dim=1).values[:, :5].sum(dim=1)
+    rows, scores = close_calls(scale)
     judgment, _ = MultiKrum(0.3, keep)(cohort_of(rows), None)
     assert judgment.weights.tolist() == (scores <= scores.sort().values[(keep or 7) - 1]).tolist()
 
