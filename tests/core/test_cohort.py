@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cosdefense import Cohort, Layout, MissingTrustedData, TrustedData
+from cosdefense.core import UnknownLayer
 
 LAYOUT = Layout((("body", (3,)), ("head", (2, 1)), ("norm.running_mean", (2,))), "head", 5)
 
@@ -23,6 +24,14 @@ def test_layer_views_the_head_by_default() -> None:
     assert cohort().layer("body")[1].tolist() == [0, 1, 2]
 
 
+def test_layers_that_are_not_there_are_named() -> None:
+    with pytest.raises(UnknownLayer, match=r"layer must be one of \['body', 'head'\], got 'norm.running_mean'"):
+        cohort().layer("norm.running_mean")
+    headless = Cohort.of(torch.zeros(1, 7), torch.zeros(7), Layout(LAYOUT.shapes, None, 5))
+    with pytest.raises(UnknownLayer, match=r"pass head=\.\.\., one of \['head'\]"):
+        headless.layer()
+
+
 def test_views_are_not_copies() -> None:
     whole = cohort()
     assert whole.layer()[0].untyped_storage().data_ptr() == whole.updates.untyped_storage().data_ptr()
@@ -36,8 +45,26 @@ def test_only() -> None:
     assert len(some) == len(some.weights) == 2
 
 
-def test_equal_weights_unless_somebody_vouches() -> None:
+def test_weights() -> None:
     assert cohort().weights.tolist() == [1, 1, 1]
+    given = Cohort.of(torch.zeros(3, 7), torch.zeros(7), LAYOUT, weights=torch.tensor([20, 0, 5]))
+    assert given.weights.tolist() == [20, 0, 5]
+    assert given.weights.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("weights", "complaint"),
+    [
+        ([1.0, 2.0], r"weights need shape \(3,\), got \(2,\)"),
+        ([1.0, -2.0, 1.0], "weights must be finite and at least 0, got"),
+        ([1.0, float("nan"), 1.0], "weights must be finite and at least 0, got"),
+        ([1.0, float("inf"), 1.0], "weights must be finite and at least 0, got"),
+        ([0.0, 0.0, 0.0], "weights must not all be 0"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(weights: list[float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Cohort.of(torch.zeros(3, 7), torch.zeros(7), LAYOUT, weights=torch.tensor(weights))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from cosdefense import Layout
+from cosdefense.core import UnknownLayer
+from doubles import without_type_checks
 
 
 def network() -> nn.Module:
@@ -62,8 +64,83 @@ def test_frozen_parameters_travel_but_do_not_vote() -> None:
     assert layout.slices["0.weight"].start == layout.n_trainable
 
 
-def test_head_of_a_model_without_matrices() -> None:
-    assert Layout.of({"scale": torch.zeros(3), "shift": torch.zeros(3)}).head == "shift"
+def linear(n_in: int, n_out: int) -> nn.Linear:
+    return nn.Linear(n_in, n_out, bias=False)
+
+
+HEADS = {
+    "a ResNet": ({"conv1": nn.Conv2d(3, 8, 3), "bn1": nn.BatchNorm2d(8), "fc": nn.Linear(8, 5)}, "fc.weight"),
+    "a VGG": ({"features": nn.Conv2d(3, 8, 3), "classifier": nn.Sequential(linear(8, 6), linear(6, 5))},
+              "classifier.1.weight"),
+    "a ViT": ({"encoder": nn.TransformerEncoderLayer(8, 2, 16), "heads": nn.ModuleDict({"head": linear(8, 5)})},
+              "heads.head.weight"),
+    "a BERT": ({"embeddings": nn.Embedding(50, 8), "encoder": nn.TransformerEncoderLayer(8, 2, 16),
+                "pooler": linear(8, 8), "classifier": linear(8, 2)}, "classifier.weight"),
+    "names that say nothing": ({"a": nn.Conv2d(3, 8, 3), "b": linear(8, 8), "c": linear(8, 5)}, "c.weight"),
+    "as many classes as features": ({"a": linear(5, 8), "b": linear(8, 5)}, "b.weight"),
+    "an LSTM": ({"rnn": nn.LSTM(4, 8), "out": linear(8, 5)}, "out.weight"),
+    "a classifier beside adapters": ({"lora_A": linear(8, 2), "lora_B": linear(2, 8), "classifier": linear(8, 5)},
+                                     "classifier.weight"),
+    "a classifier before adapters": ({"classifier": linear(8, 5), "lora_A": linear(8, 2), "lora_B": linear(2, 8)},
+                                     "classifier.weight"),
+    # Which one it is cannot be known: rules that need it ask.
+    "a classifier registered first": ({"classifier": linear(8, 5), "body": linear(20, 8)}, None),
+    "a VGG's classifier registered first": ({"classifier": linear(8, 5), "features": nn.Conv2d(3, 8, 3)}, None),
+    "a nameless classifier registered first": ({"a": linear(8, 5), "b": linear(20, 8)}, None),
+    "a misleading name": ({"classifier": linear(8, 5), "fc": linear(20, 8)}, None),
+    "a transformer's classifier registered first": ({"a": linear(8, 5), "b": nn.TransformerEncoderLayer(8, 2, 16)},
+                                                    None),
+    "adapters only": ({"q.lora_A": linear(8, 2), "q.lora_B": linear(2, 8)}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "head"), HEADS.values(), ids=HEADS)
+def test_the_head_is_right_or_asked_for(parts: dict[str, nn.Module], head: str | None) -> None:
+    model = nn.Module()
+    for name, part in parts.items():
+        model.register_module(name.replace(".", "_"), part)
+    layout = Layout.of(model)
+    assert layout.head == head
+    assert Layout.of(model.state_dict()).head == head
+    if head is None:
+        with pytest.raises(UnknownLayer, match=r"classifier's weight matrix.*pass head=\.\.\., one of \["):
+            Layout.of(model).require_head()
+        for name, shape in layout.shapes:
+            assert len(shape) < 2 or Layout.of(model, head=name).require_head() == name
+
+
+def test_a_model_without_matrices_has_no_head() -> None:
+    layout = Layout.of({"scale": torch.zeros(3), "shift": torch.zeros(3)})
+    assert layout.head is None
+    with pytest.raises(UnknownLayer, match=r"one of \['scale', 'shift'\]"):
+        layout.require_head()
+
+
+class Tied(nn.Module):
+    """A language model in small: the embedding is also the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.body = nn.Linear(4, 4)
+        self.lm_head = nn.Linear(4, 7, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+
+def test_tied_weights_are_in_the_vector_once() -> None:
+    model = Tied()
+    layout = Layout.of(model)
+    assert layout.size == 7 * 4 + 4 * 4 + 4
+    assert layout == Layout.of(model.state_dict())
+    assert layout.head == "embed.weight"  # the matrix that is also called lm_head.weight
+    assert Layout.of(model, head="lm_head.weight") == layout
+    assert torch.equal(layout.flatten(model.state_dict())[:28], model.lm_head.weight.flatten())
+
+
+def test_views_of_one_storage_are_not_tied() -> None:
+    whole = torch.arange(8.0).reshape(2, 4)
+    layout = Layout.of({"all": whole, "first": whole[0], "second": whole[1], "turned": whole.T})
+    assert layout.size == 8 + 4 + 4 + 8
 
 
 def test_flower_arrays() -> None:
@@ -100,3 +177,5 @@ def test_mistakes_are_named() -> None:
         layout.flatten({"w": torch.zeros(3, 2)})
     with pytest.raises(ValueError, match="at least one trainable"):
         Layout.of({"count": torch.zeros(1, dtype=torch.int64)})
+    with without_type_checks(), pytest.raises(TypeError, match=r"an nn.Module or a dict of named tensors, got list"):
+        Layout.of([torch.zeros(3)])  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosdefense import Attack, ClientHook, Cohort, Defense, Layout, get
+from cosdefense import Attack, ClientHook, Cohort, Defense, Filter, Judgment, Layout, get
+from cosdefense.aggregators import Mean
 from cosdefense.attacks import ExplicitBoosting, InnerProduct, LabelFlip, Noise, SignFlip, TrainingPlan
 from cosdefense.core import State, generator
 from cosdefense.data import load
@@ -89,10 +90,12 @@ class Recorder(Attack):
 
 
 @dataclass(frozen=True)
-class Watching(Defense):
-    def __call__(self, cohort: Cohort, state: State) -> tuple[object, State]:  # type: ignore[override]
+class Watching(Filter):
+    """Accepts everybody, and keeps what it sees."""
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         seen.append(cohort)
-        return super().__call__(cohort, state)
+        return Judgment(cohort.weights, torch.ones_like(cohort.weights)), state
 
 
 seen: list[Cohort] = []
@@ -101,8 +104,7 @@ seen: list[Cohort] = []
 def test_only_malicious_rows_are_replaced() -> None:
     seen.clear()
     world = digits_world()
-    plain = get("fedavg")
-    rounds = run(world, Recorder(), Watching(plain.filters, plain.aggregator), rounds=5)
+    rounds = run(world, Recorder(), Defense((Watching(),), Mean()), rounds=5)
     for round_, cohort in zip(rounds, seen, strict=True):
         forged = (cohort.updates == 7.0).all(dim=1)
         assert torch.equal(forged, round_.malicious)
@@ -132,8 +134,8 @@ class Eager(Attack):
 def test_honest_clients_run_the_hooks_and_liars_do_not() -> None:
     """And only once the defense is on."""
     seen.clear()
-    world, plain = digits_world(), get("fedavg")
-    watching = Watching(plain.filters, plain.aggregator, (Marks(),))
+    world = digits_world()
+    watching = Defense((Watching(),), Mean(), (Marks(),))
     rounds = run(world, LabelFlip(), watching, rounds=6, schedule=Schedule(defense_start=2), local_steps=2)
     for round_, cohort in zip(rounds[2:], seen, strict=True):  # before that, the plain mean is taken
         marked = (cohort.params[0] + cohort.updates[:, 0] - 0.125).abs() < 1e-7
@@ -143,8 +145,8 @@ def test_honest_clients_run_the_hooks_and_liars_do_not() -> None:
 
 def test_liars_train_as_they_please() -> None:
     seen.clear()
-    world, plain = digits_world(), get("fedavg")
-    rounds = run(world, Eager(), Watching(plain.filters, plain.aggregator), rounds=1)
+    world = digits_world()
+    rounds = run(world, Eager(), Defense((Watching(),), Mean()), rounds=1)
     (round_,), (cohort,) = rounds, seen
     images, labels = world.batches(round_.clients[round_.malicious], 3, 8, generator(0, "effort", 0))
     expected = train_clients(world.task, replace(world.trainer, ascend=True), world.task.initial(), images, labels)

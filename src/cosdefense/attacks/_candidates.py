@@ -74,7 +74,7 @@ def _directions(cohort: Cohort, known: Tensor, mean: Float[Tensor, " d"]) -> dic
     """All as long as the mean, over the weights; statistics that are not trained go along, as they go in the mean."""
     back, t = -mean, cohort.layout.n_trainable
     head = torch.zeros_like(back)
-    where = cohort.layout.slices[cohort.layout.head]
+    where = cohort.layout.slices[cohort.layout.require_head()]
     head[where] = back[where]
     spread = known.double().std(dim=0, correction=0).to(back.dtype)
     found = {

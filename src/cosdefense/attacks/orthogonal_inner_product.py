@@ -26,6 +26,6 @@ class OrthogonalInnerProduct(InnerProduct):
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         rows, state = super().forge(cohort, malicious, state)
-        forged, head = rows[0].clone(), cohort.layout.slices[cohort.layout.head]
+        forged, head = rows[0].clone(), cohort.layout.slices[cohort.layout.require_head()]
         forged[head] = without(forged[head], cohort.params[head])
         return forged.expand_as(rows), state

@@ -42,8 +42,9 @@ def observe(params: Float[Tensor, " d"], layout: Layout, n_malicious: int, sampl
 
 def _last_layer(layout: Layout) -> list[slice]:
     """The head's weights, and the bias beside them if there is one."""
-    bias = f"{layout.head.rpartition('.')[0]}.bias".removeprefix(".")
-    return [layout.slices[layout.head], *([layout.slices[bias]] if bias in layout.trainable else [])]
+    head = layout.require_head()
+    bias = f"{head.rpartition('.')[0]}.bias".removeprefix(".")
+    return [layout.slices[head], *([layout.slices[bias]] if bias in layout.trainable else [])]
 
 
 @dataclass(frozen=True)

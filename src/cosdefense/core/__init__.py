@@ -3,7 +3,7 @@
 from .client_table import ClientTable
 from .cohort import Cohort, TooFewClients
 from .defense import Defense
-from .layout import Layout
+from .layout import Layout, UnknownLayer
 from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
 from .randomness import derive, generator, seeded
 from .running_average import check_decay, running_average
@@ -28,6 +28,7 @@ __all__ = [
     "State",
     "TooFewClients",
     "TrustedData",
+    "UnknownLayer",
     "Verdict",
     "check_decay",
     "derive",

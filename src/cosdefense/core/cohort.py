@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .layout import Layout
+from .layout import Layout, UnknownLayer
 from .trusted_data import MissingTrustedData, TrustedData
 
 
@@ -36,10 +36,21 @@ class Cohort:
         layout: Layout,
         clients: Tensor | None = None,
         *,
+        weights: Tensor | None = None,
         seed: int = 0,
         trusted_data: TrustedData | None = None,
     ) -> Cohort:
-        """A cohort nobody has judged yet: equal weights. Wrong shapes are refused here, once."""
+        """A cohort that nobody has judged yet. Wrong shapes are refused here, once.
+
+        Args:
+            updates: One row per client: its parameters minus `params`.
+            params: The global model that every client started from.
+            layout: Where the model's tensors are in a row.
+            clients: Identities that last across rounds, for rules that remember clients. None: 0, 1, 2, …
+            weights: How much each row counts, at least 0. None: all the same.
+            seed: For rules that draw at random. Give every round its own.
+            trusted_data: Clean data at the server, for rules that need it.
+        """
         if updates.ndim != 2 or updates.shape[1] != layout.size:
             raise ValueError(f"updates need shape (n, {layout.size}), got {tuple(updates.shape)}")
         if tuple(params.shape) != (layout.size,):
@@ -49,7 +60,7 @@ class Cohort:
         clients = torch.arange(len(updates)) if clients is None else clients
         if tuple(clients.shape) != (len(updates),):
             raise ValueError(f"clients need shape ({len(updates)},), got {tuple(clients.shape)}")
-        weights = updates.new_ones(len(updates))
+        weights = updates.new_ones(len(updates)) if weights is None else _check_weights(weights, updates)
         return cls(updates, params, layout, clients.to(updates.device), weights, seed, trusted_data)
 
     def __len__(self) -> int:
@@ -67,9 +78,9 @@ class Cohort:
 
     def layer(self, name: str | None = None) -> tuple[Float[Tensor, "n k"], Float[Tensor, " k"]]:
         """The updates and the global parameters of one named tensor (default: the head), as views."""
-        name = name or self.layout.head
+        name = name or self.layout.require_head()
         if name not in self.layout.trainable:  # buffers never vote
-            raise ValueError(f"layer must be one of {sorted(self.layout.trainable)}, got {name!r}")
+            raise UnknownLayer(f"layer must be one of {sorted(self.layout.trainable)}, got {name!r}")
         where = self.layout.slices[name]
         return self.updates[:, where], self.params[where]
 
@@ -82,3 +93,14 @@ class Cohort:
         if bool(rows.all()):
             return self  # the common case, without a copy of everything
         return replace(self, updates=self.updates[rows], clients=self.clients[rows], weights=self.weights[rows])
+
+
+def _check_weights(weights: Tensor, updates: Tensor) -> Float[Tensor, " n"]:
+    if tuple(weights.shape) != (len(updates),):
+        raise ValueError(f"weights need shape ({len(updates)},), got {tuple(weights.shape)}")
+    weights = weights.to(updates)
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise ValueError(f"weights must be finite and at least 0, got {weights.tolist()}")
+    if len(weights) > 0 and not bool((weights > 0).any()):
+        raise ValueError("weights must not all be 0")
+    return weights

@@ -45,7 +45,7 @@ class PCAClusters(Filter):
         updates, _ = cohort.layer(self.layer)
         if self.source is None:
             return updates
-        shape = dict(cohort.layout.shapes)[self.layer or cohort.layout.head]
+        shape = dict(cohort.layout.shapes)[self.layer or cohort.layout.require_head()]
         if not 0 <= self.source < shape[0]:
             raise ValueError(f"PCAClusters.source must be a class below {shape[0]}, got {self.source}")
         return updates.reshape(len(cohort), *shape)[:, self.source].flatten(1)
