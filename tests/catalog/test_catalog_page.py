@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from cosdefense.catalog.page import DIFFERENCES, comments_of, page, table_1
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
-from cosdefense.catalog.signatures import options_of
+from cosdefense.catalog.signatures import explanations_of, options_of, required_by
 from cosdefense.cli.kinds import Kind
 from cosdefense.cli.listing import entries
 
@@ -46,7 +48,7 @@ def test_table_1_comes_out_as_printed() -> None:
 
 @pytest.mark.parametrize("kind", [*FILTERS.values(), *AGGREGATORS.values(), *HOOKS.values(), *ATTACKS.values()])
 def test_every_option_is_explained(kind: type) -> None:
-    assert set(options_of(kind)) <= set(comments_of(kind))
+    assert {*options_of(kind), *required_by(kind)} <= {*comments_of(kind), *explanations_of(kind)}
 
 
 def test_every_part_and_recipe_is_on_the_page() -> None:
@@ -55,6 +57,19 @@ def test_every_part_and_recipe_is_on_the_page() -> None:
         assert f"### `{name}`" in text
     for name in PRESETS:
         assert f"| `{name}` |" in text
+
+
+def test_web_addresses_are_well_formed() -> None:
+    """A link that ends in punctuation, or is not closed, leads nowhere."""
+    text = page()
+    links = re.findall(r"<(http[^>]*)>", text)
+    assert len(links) >= 20
+    assert text.count("http") == len(links)  # every address is a link
+    for link in links:
+        parts = urlsplit(link)
+        assert parts.scheme == "https", link
+        assert re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+", parts.netloc), link
+        assert re.fullmatch(r"[\w/.\-]*[\w/]", parts.path), link
 
 
 def test_needs_are_listed() -> None:

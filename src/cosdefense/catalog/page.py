@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core import Defense, Need
 from .registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, describe
-from .signatures import first_line, needs_of, options_of, required_by
+from .signatures import description_of, explanations_of, first_line, needs_of, options_of, required_by
 
 # The rows of Table 1 in the CosDefense paper, and the defense that stands for each of them here.
 TABLE_1 = {
@@ -98,11 +98,11 @@ def _part(name: str, kind: type) -> Iterator[str]:
     about, _, rest = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n")
     yield f"### `{name}` · {kind.__name__}\n"
     yield f"{about}\n"
-    yield from (f"{paragraph}\n" for paragraph in _paragraphs(inspect.getdoc(kind) or ""))
+    yield from (f"{paragraph}\n" for paragraph in _paragraphs(description_of(kind)))
     needs = sorted(needs_of(kind)) if hasattr(kind, "needs") else []
     if needs:
         yield f"Needs: {', '.join(needs)}.\n"
-    said = comments_of(kind)
+    said = {**comments_of(kind), **explanations_of(kind)}
     for option in required_by(kind):
         yield f"* `{option}` (required)" + (f": {said[option]}" if option in said else "")
     for option, default in options_of(kind).items():
@@ -118,9 +118,9 @@ def comments_of(kind: type) -> dict[str, str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Lines joined; web addresses made links."""
+    """Lines joined; web addresses made links, without the punctuation that follows them."""
     joined = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    return [re.sub(r"(https?://\S+)", r"<\1>", paragraph) for paragraph in joined if paragraph]
+    return [re.sub(r"(https?://[^\s<>()]*[^\s<>().,;:])", r"<\1>", paragraph) for paragraph in joined if paragraph]
 
 
 def _marks(values: Any) -> list[str]:
