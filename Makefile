@@ -1,5 +1,6 @@
 # make demo    see it work (about a minute after installation)
-# make test    the whole test suite
+# make test    the whole test suite, and how much of the package it runs
+# make quick   a part of the suite: no long training, no other processes
 # make check   format, lint, types, tests: what CI runs
 # make bench   measure beside byzfl and Flower (minutes; leave the computer alone meanwhile)
 # make format  let ruff rewrite the code
@@ -7,15 +8,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test check lint bench format clean
+.PHONY: demo test quick check lint bench format clean
 
 demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
 
-# Files in their own order: sorted by their number of tests, those with few and long ones would come last and alone.
+# tests/conftest.py sorts the files: those with long tests first, so that they do not come last and alone.
 # Three processes for two cores, because many tests wait for others: for servers, deadlines, killed processes.
 test: .venv/.developing
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+
+quick: .venv/.developing
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not federation"
 
 lint: .venv/.developing
 	$(BIN)/python -m ruff format --check .

@@ -1,7 +1,8 @@
-"""Shapes are checked, examples recur, real data may be absent."""
+"""What all tests share: shape checks, the same examples every time, Ctrl-C, the folder with real data."""
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,20 @@ import torch
 
 from shapes import check_calls
 
-# A bare machine may lack these two; the tests that need neither run there all the same.
+# Where these two are not installed, the tests that need neither still run.
 if importlib.util.find_spec("beartype"):
     check_calls()
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import settings
 
-    # The same examples every time, and no opinion about how fast a busy machine is.
+    # The same examples every time, however busy the machine is.
     settings.register_profile("cosdefense", deadline=None, derandomize=True)
     settings.load_profile("cosdefense")
+
+# Started in the background of a script (`nohup make test &`), this process ignores Ctrl-C, and so would every process
+# that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Small models gain nothing from a second thread, and on a busy machine two threads wait for each other.
 torch.set_num_threads(1)
@@ -29,3 +35,12 @@ def real_data() -> Path:
     if "COSDEFENSE_DATA" not in os.environ:
         pytest.skip("real data is absent: set COSDEFENSE_DATA to a folder with mnist/, fashion-mnist/, cifar-10/")
     return Path(os.environ["COSDEFENSE_DATA"])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with long tests first: spread over processes, they would otherwise come last and alone."""
+    ranks: dict[Path, int] = {}
+    for item in items:
+        rank = 0 if item.get_closest_marker("federation") else 1 if item.get_closest_marker("slow") else 2
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
