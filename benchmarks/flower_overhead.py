@@ -1,7 +1,7 @@
-"""What `Defended` adds to a round of plain FedAvg, at the size of ResNet-18: seconds of aggregation, side by side.
+"""Measures the aggregation time of `Defended` and of plain FedAvg at the size of ResNet-18.
 
 python benchmarks/flower_overhead.py [replies …]    default: 10 50; needs about 9 GB for 50. Prints the table of
-docs/reliability.md. What is compared takes turns, so that a busy minute of the computer costs all of it the same.
+docs/reliability.md. The strategies take turns, so that a busy minute of the computer affects all of them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from cosdefense import Filter
 from cosdefense.filters import CosDefense, MultiKrum
 from cosdefense.flower import Defended
-from cosdefense.flower.run_folder import Folder, Progress
+from cosdefense.flower.progress import Progress, to_checkpoint
+from cosdefense.runs.run_folder import RunFolder
 from cosdefense.training.models import resnet18
 
 REPEATS = 5
 Model = dict[str, np.ndarray[Any, np.dtype[Any]]]
-logging.getLogger("flwr").setLevel(logging.ERROR)  # a line for every client that a defense rejects
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # messages are made inside a run only
+logging.getLogger("flwr").setLevel(logging.ERROR)  # one line per rejected client otherwise
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # Flower allows messages only inside a run
 
 
 class Nodes(Grid):
-    """Only says who is there."""
+    """Only lists node ids."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -56,8 +57,8 @@ class Nodes(Grid):
     set_run = create_message = push_messages = pull_messages = send_and_receive = _refuse
 
 
-def answered(messages: list[Message], model: Model) -> list[Message]:
-    """One reply each, every number of it a little different."""
+def make_replies(messages: list[Message], model: Model) -> list[Message]:
+    """One reply per message: the model plus noise."""
     replies = []
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
@@ -69,37 +70,37 @@ def answered(messages: list[Message], model: Model) -> list[Message]:
             for name, array in model.items()
         }
         content = RecordDict({"metrics": MetricRecord({"num-examples": 10, "loss": 1.0})})
-        content["arrays"] = arrays_of(moved)
-        about = message.metadata
+        content["arrays"] = to_record(moved)
+        sent = message.metadata
         metadata = Metadata(
-            run_id=1, message_id=f"reply-{number}", src_node_id=about.dst_node_id, dst_node_id=1,
-            reply_to_message_id=about.message_id, group_id="", created_at=about.created_at, ttl=600.0,
-            message_type=about.message_type,
+            run_id=1, message_id=f"reply-{number}", src_node_id=sent.dst_node_id, dst_node_id=1,
+            reply_to_message_id=sent.message_id, group_id="", created_at=sent.created_at, ttl=600.0,
+            message_type=sent.message_type,
         )  # fmt: skip
         replies.append(make_message(metadata, content=content))
     return replies
 
 
-def arrays_of(model: Model) -> ArrayRecord:
+def to_record(model: Model) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
-def aggregation(make: Callable[[], Strategy], n: int, model: Model) -> float:
+def time_aggregation(make: Callable[[], Strategy], n: int, model: Model) -> float:
     strategy = make()
-    replies = answered(list(strategy.configure_train(1, arrays_of(model), ConfigRecord(), Nodes(n))), model)
+    replies = make_replies(list(strategy.configure_train(1, to_record(model), ConfigRecord(), Nodes(n))), model)
     start = time.perf_counter()
     result, _ = strategy.aggregate_train(1, replies)
-    took = time.perf_counter() - start
+    seconds = time.perf_counter() - start
     assert result is not None
-    return took
+    return seconds
 
 
-def checkpoint(model: Model) -> float:
-    """Once a round, however many replied."""
+def time_checkpoint(model: Model) -> float:
+    """One checkpoint per round, whatever the number of replies."""
     with tempfile.TemporaryDirectory() as folder:
-        progress = Progress(1, arrays_of(model), Result())
+        progress = Progress(1, to_record(model), Result())
         start = time.perf_counter()
-        Folder(Path(folder)).save(progress, defended(2, CosDefense()))
+        RunFolder(Path(folder)).save(to_checkpoint(progress, defended(2, CosDefense())))
         return time.perf_counter() - start
 
 
@@ -111,10 +112,10 @@ def defended(n: int, rule: Filter) -> Defended:
     return Defended(plain(n), rule)
 
 
-def row(n: int | str, name: str, found: list[float], base: float | None) -> str:
-    median = statistics.median(found)
+def format_row(n: int | str, name: str, times: list[float], base: float | None) -> str:
+    median = statistics.median(times)
     against = f"{median / base:.1f}×" if base else "–"
-    return f"| {n} | {name} | {median:.2f} [{min(found):.2f}, {max(found):.2f}] | {against} |"
+    return f"| {n} | {name} | {median:.2f} [{min(times):.2f}, {max(times):.2f}] | {against} |"
 
 
 def main() -> None:
@@ -128,15 +129,19 @@ def main() -> None:
             "Defended(FedAvg, CosDefense)": partial(defended, n, CosDefense()),
             "Defended(FedAvg, Multi-Krum)": partial(defended, n, MultiKrum()),
         }
-        found: dict[str, list[float]] = {name: [] for name in cases}
+        times: dict[str, list[float]] = {name: [] for name in cases}
         for turn in range(REPEATS + 1):
             for name, make in cases.items():
-                took = aggregation(make, n, model)
-                if turn:  # the first one pays for memory that the process has never had
-                    found[name].append(took)
+                seconds = time_aggregation(make, n, model)
+                if turn:  # the first run is slower: the process allocates new memory
+                    times[name].append(seconds)
         for name in cases:
-            print(row(n, name, found[name], statistics.median(found["FedAvg"])))
-    print(row("any", "the checkpoint after a round", [checkpoint(model) for _ in range(REPEATS + 1)][1:], None))
+            print(format_row(n, name, times[name], statistics.median(times["FedAvg"])))
+    print(
+        format_row(
+            "any", "the checkpoint after a round", [time_checkpoint(model) for _ in range(REPEATS + 1)][1:], None
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ PUBLIC = {
         "KrumPoisoning", "LabelFlip", "LearnedPolicy", "Mimic", "MinMax", "MinSum", "Noise", "OrthogonalInnerProduct",
         "SignFlip", "TrainingPlan", "TrimmedMeanPoisoning",
     },
-    "cosdefense.flower": {"Defended", "Reason", "red_team"},
+    "cosdefense.flower": {"Defended", "MaliciousClient", "Reason"},
 }  # fmt: skip
 
 # Each folder may import from itself and from those before it.

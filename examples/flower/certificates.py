@@ -1,4 +1,4 @@
-"""A certificate authority, a server certificate and node keys of one's own, for trying out. Not for production."""
+"""Makes a certificate authority, a server certificate and node keys for tests. Not for production."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIFETIME = datetime.timedelta(days=7)
 
 @dataclass(frozen=True)
 class Certificates:
-    """Where the files lie."""
+    """Paths of the files."""
 
     ca: Path
     server: Path
@@ -25,11 +25,13 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """An authority, and what it signed for 127.0.0.1 and localhost."""
+    """Make an authority and a server certificate for 127.0.0.1 and localhost."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    ca_name, server_name = _name("example authority"), _name("localhost")
-    ca = _unsigned(ca_name, ca_name, ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca_name, server_name = _make_name("example authority"), _make_name("localhost")
+    ca = _build_certificate(ca_name, ca_name, ca_key).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
     usage = x509.KeyUsage(
         digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
@@ -37,7 +39,9 @@ def make_certificates(folder: Path) -> Certificates:
     ca = ca.add_extension(usage, critical=True)
     ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    server = _unsigned(server_name, ca_name, server_key).add_extension(x509.SubjectAlternativeName(names), False)
+    server = _build_certificate(server_name, ca_name, server_key).add_extension(
+        x509.SubjectAlternativeName(names), False
+    )
     server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     server = server.add_extension(signer, critical=False)
@@ -45,11 +49,11 @@ def make_certificates(folder: Path) -> Certificates:
     files.ca.write_bytes(ca.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
     files.server.write_bytes(server.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
     _write_secret(files.server_key, server_key, serialization.PrivateFormat.PKCS8)
-    return files  # the authority's own key was never written: it signs nothing else
+    return files  # the authority's key is not written: it signs nothing else
 
 
 def make_node_key(path: Path) -> Path:
-    """As `ssh-keygen -t ecdsa -b 384`: the private key at `path`, the public one beside it."""
+    """As `ssh-keygen -t ecdsa -b 384`: the private key at `path`, the public key beside it."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(path, key, serialization.PrivateFormat.OpenSSH)
     encoding, kind = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -57,7 +61,9 @@ def make_node_key(path: Path) -> Path:
     return path
 
 
-def _unsigned(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _build_certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -70,7 +76,7 @@ def _unsigned(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivat
     )
 
 
-def _name(name: str) -> x509.Name:
+def _make_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes as processes of this computer, reachable from this computer alone, ended together."""
+"""Runs a SuperLink and SuperNodes as processes on the loopback interface, and stops them together."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from certificates import Certificates
 
 HOST, CONNECTION = "127.0.0.1", "loopback"
-ASK_SECONDS = 20.0
-COMMANDS = Path(sys.executable).parent  # where Flower's were installed beside this Python
+STATUS_INTERVAL = 20.0  # seconds between two `flwr ls`, each of which takes a second of CPU time
+COMMANDS = Path(sys.executable).parent  # Flower's commands are installed beside Python
 
 
 class FederationFailed(RuntimeError):
-    """Something did not start, or did not finish in time."""
+    """A process or a run failed, or took too long."""
 
 
 @dataclass
@@ -38,10 +37,6 @@ class Loopback:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> Loopback:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # So it is for jobs that a script puts in the background, and so the processes would inherit it: but the
-            # SuperLink's own helpers are ended by that signal when it is gone.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.folder.mkdir(parents=True, exist_ok=True)
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
@@ -51,29 +46,32 @@ class Loopback:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self.processes.values():  # all at once, because each takes a while to stop
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         for name in list(self.processes):
-            self.end(name)
+            self.stop(name)
 
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
 
-    # ---- starting and ending
+    # ---- processes
 
     def start_superlink(self, database: bool = True) -> None:
-        """With a database it can be killed and started again; without one it bears a busier computer.
+        """With a database it can be killed and started again. Without one it works on a busier computer.
 
-        On one that has far too much to do, SQLite's file is locked for too long, and the part of the SuperLink that
-        starts runs ends for good (flwr 1.41).
+        On an overloaded computer the SQLite file stays locked for too long, and the SuperLink stops starting runs
+        (flwr 1.41).
         """
         options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
         options += ["--database", str(self.folder / "state.db")] if database else []
         if self.certificates:
-            own = self.certificates
-            options += ["--ssl-ca-certfile", str(own.ca), "--ssl-certfile", str(own.server)]
-            options += ["--ssl-keyfile", str(own.server_key), "--enable-supernode-auth"]
+            files = self.certificates
+            options += ["--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.server)]
+            options += ["--ssl-keyfile", str(files.server_key), "--enable-supernode-auth"]
         self._start("superlink", "flower-superlink", options + ([] if self.certificates else ["--insecure"]))
-        self.wait_for(lambda: _answers(self.port), "the SuperLink", 60.0)
+        self.wait_for(lambda: _is_listening(self.port), "the SuperLink", 60.0)
 
     def start_supernode(
         self,
@@ -84,7 +82,7 @@ class Loopback:
         ca: Path | None = None,
         insecure: bool = False,
     ) -> None:
-        """With node authentication a key that was registered. A CA of one's own, or none, is for seeing it refused."""
+        """With node authentication it needs a registered `key`. `ca` and `insecure` are for tests of refused nodes."""
         options = ["--superlink", self.address, "--host", HOST, "--port", str(free_port())]
         options += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())]
         if self.certificates and not insecure:
@@ -94,11 +92,11 @@ class Loopback:
         options += ["--auth-supernode-private-key", str(key)] if key else []
         self._start(name, "flower-supernode", options)
 
-    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """The process and the ones it started: all of its session."""
+    def stop(self, name: str, with_signal: signal.Signals = signal.SIGTERM) -> None:
+        """Stop the process and all that it started: its whole session."""
         process = self.processes.pop(name)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+            os.killpg(process.pid, with_signal)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
         with suppress(ProcessLookupError):
@@ -106,7 +104,7 @@ class Loopback:
         process.wait(timeout=5)
 
     def _start(self, name: str, command: str, options: list[str]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with (self.folder / f"{name}.log").open("ab") as log, _default_sigint():
             self.processes[name] = subprocess.Popen(
                 [COMMANDS / command, *options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True,
@@ -114,14 +112,18 @@ class Loopback:
 
     @property
     def _environment(self) -> dict[str, str]:
-        own = {"FLWR_HOME": str(self.folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        settings = {
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
         path = f"{COMMANDS}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **own, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, **settings, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
-    # ---- asking
+    # ---- queries
 
     def flwr(self, *arguments: str, timeout: float = 60.0) -> str:
-        """What a `flwr` command prints."""
+        """The output of a `flwr` command."""
         done = subprocess.run(
             [COMMANDS / "flwr", *arguments], env=self._environment, capture_output=True, text=True, check=False,
             timeout=timeout, stdin=subprocess.DEVNULL,
@@ -133,47 +135,47 @@ class Loopback:
     def register(self, key: Path) -> None:
         self.flwr("supernode", "register", str(key.with_suffix(".pub")), CONNECTION)
 
-    def log(self, name: str) -> str:
+    def read_log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def node_id(self, name: str) -> int | None:
-        """The identity that the SuperLink gave it; None: it has none yet."""
-        found = re.findall(r"SuperNode ID: (\d+)", self.log(name))
-        return int(found[-1]) if found else None
+    def get_node_id(self, name: str) -> int | None:
+        """The id that the SuperLink assigned to a node; None if it has none yet."""
+        ids = re.findall(r"SuperNode ID: (\d+)", self.read_log(name))
+        return int(ids[-1]) if ids else None
 
-    def wait_for(self, ready: Any, what: str, seconds: float) -> None:
+    def wait_for(self, is_ready: Callable[[], bool], what: str, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while not ready():
+        while not is_ready():
             if time.monotonic() > end:
                 raise FederationFailed(f"{what} took more than {seconds:.0f} seconds; the logs are in {self.folder}")
             time.sleep(0.2)
 
-    # ---- running
+    # ---- runs
 
     def submit(self, app: Path, **config: str | int | float | bool) -> int:
-        """Start a run of the app with these settings; its number."""
+        """Start a run of the app with these settings. Returns the run id."""
         settings = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
-        said = self.flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", settings)
-        return int(json.loads(said)["run-id"])
+        output = self.flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", settings)
+        return int(json.loads(output)["run-id"])
 
-    def status(self, run: int) -> str:
-        (found,) = json.loads(self.flwr("ls", CONNECTION, "--run-id", str(run), "--format", "json"))["runs"]
-        return str(found["status"])
+    def get_status(self, run: int) -> str:
+        (entry,) = json.loads(self.flwr("ls", CONNECTION, "--run-id", str(run), "--format", "json"))["runs"]
+        return str(entry["status"])
 
-    def finish(self, run: int, seconds: float) -> None:
-        """Wait until it is done, well. To ask costs a second of work, so it is done seldom unless the log hints."""
-        end, asked = time.monotonic() + seconds, time.monotonic()
+    def wait_for_run(self, run: int, seconds: float) -> None:
+        """Wait until a run is completed. The status is queried when the log says that a task finished, else rarely."""
+        end, queried = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < end:
             time.sleep(0.5)
-            hinted = re.search(rf"Finished task \d+ of run {run}", self.log("superlink"))
-            if not hinted and time.monotonic() - asked < ASK_SECONDS:
+            may_be_done = re.search(rf"Finished task \d+ of run {run}", self.read_log("superlink"))
+            if not may_be_done and time.monotonic() - queried < STATUS_INTERVAL:
                 continue
-            status, asked = self.status(run), time.monotonic()
+            status, queried = self.get_status(run), time.monotonic()
             if status == "finished:completed":
                 return
             if status.startswith("finished"):
-                raise FederationFailed(f"run {run} is {status}\n{self.log('superlink')[-3000:]}")
+                raise FederationFailed(f"run {run} is {status}\n{self.read_log('superlink')[-3000:]}")
         raise FederationFailed(f"run {run} took more than {seconds:.0f} seconds; the logs are in {self.folder}")
 
 
@@ -183,7 +185,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HOST, port)) == 0
+
+
+@contextmanager
+def _default_sigint() -> Iterator[None]:
+    """Processes started here do not inherit an ignored SIGINT, as background jobs of a script have it.
+
+    A SuperLink stops its own helper processes with this signal.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

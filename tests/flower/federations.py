@@ -1,4 +1,4 @@
-"""Federations in process: messages as a SuperLink would deliver them, and a grid that can be made to misbehave."""
+"""Federations inside one process: messages as a SuperLink delivers them, and a grid with faults."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from cosdefense.flower.arrays import NDArray
 
 Arrays = Mapping[str, NDArray]
-# A message cannot be made outside a run: this process is one.
+# Flower allows messages only inside a run, so this process claims to be one.
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-NODES = tuple(2**63 + 11 * k if k % 2 else 100 + k for k in range(8))  # identities use all 64 bits
+NODES = tuple(2**63 + 11 * k if k % 2 else 100 + k for k in range(8))  # node ids use all 64 bits
 
 
 def model(seed: int = 0) -> dict[str, NDArray]:
-    """Two layers, statistics and a counter, as a `state_dict` with BatchNorm has them."""
+    """Two layers, and the statistics and the counter of a BatchNorm layer, as in a `state_dict`."""
     rng = np.random.default_rng(seed)
     return {
         "body.weight": rng.normal(size=(6, 4)).astype(np.float32),
@@ -40,7 +40,7 @@ def record(arrays: Arrays) -> ArrayRecord:
 
 
 def trained(start: Arrays, node: int, server_round: int = 1, size: float = 0.01) -> dict[str, NDArray]:
-    """An honest client's model: all move much the same way, each a little differently."""
+    """The model of an honest client: a common direction plus noise of its own."""
     own = np.random.default_rng([node % 2**32, server_round])
     common = np.random.default_rng([7, server_round])
     moved: dict[str, NDArray] = {}
@@ -53,9 +53,9 @@ def trained(start: Arrays, node: int, server_round: int = 1, size: float = 0.01)
     return moved
 
 
-def arrays_of(found: Any) -> dict[str, NDArray]:
-    """The arrays of a record."""
-    return {name: array.numpy() for name, array in found.items()}
+def to_arrays(arrays: Any) -> dict[str, NDArray]:
+    """The numpy arrays of a record."""
+    return {name: array.numpy() for name, array in arrays.items()}
 
 
 def content(arrays: Arrays | None, metrics: Mapping[str, Any]) -> RecordDict:
@@ -66,21 +66,21 @@ def content(arrays: Arrays | None, metrics: Mapping[str, Any]) -> RecordDict:
 
 
 def reply(message: Message, body: RecordDict | None = None, error: Error | None = None, **changes: Any) -> Message:
-    """What the node that got this message answers."""
-    about = message.metadata
-    known = {
-        "run_id": about.run_id, "message_id": f"reply-{about.message_id}-{about.dst_node_id}",
-        "src_node_id": about.dst_node_id, "dst_node_id": 1, "reply_to_message_id": about.message_id, "group_id": "",
-        "created_at": about.created_at, "ttl": 60.0, "message_type": about.message_type,
+    """The reply of the node that got this message; `changes` replace fields of its metadata."""
+    metadata = message.metadata
+    fields = {
+        "run_id": metadata.run_id, "message_id": f"reply-{metadata.message_id}-{metadata.dst_node_id}",
+        "src_node_id": metadata.dst_node_id, "dst_node_id": 1, "reply_to_message_id": metadata.message_id,
+        "group_id": "", "created_at": metadata.created_at, "ttl": 60.0, "message_type": metadata.message_type,
     }  # fmt: skip
-    return make_message(Metadata(**{**known, **changes}), content=body, error=error)
+    return make_message(Metadata(**{**fields, **changes}), content=body, error=error)
 
 
-Behave = Callable[[Message], Message | Exception | None]  # an exception: pulling raises it; None: nothing comes
+Behave = Callable[[Message], Message | Exception | None]  # an exception is raised by the pull; None: no reply
 
 
 class LocalGrid(Grid):
-    """Delivers at once. `behave` says what a node does with a message; by default it trains honestly."""
+    """Delivers at once. `behave` returns the reply of a node to a message."""
 
     def __init__(self, behave: Behave, nodes: Iterable[int] = NODES) -> None:
         self.behave, self.nodes = behave, tuple(nodes)
@@ -95,7 +95,7 @@ class LocalGrid(Grid):
     def set_run(self, *_: Any, **__: Any) -> None: ...
 
     def create_message(self, *_: Any, **__: Any) -> Message:
-        raise AssertionError("deprecated in Flower: nothing here may call it")
+        raise AssertionError("create_message is deprecated in Flower and must not be called")
 
     def get_node_ids(self) -> Iterable[int]:
         return reversed(self.nodes)
@@ -111,28 +111,28 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.pulls += 1
-        found = []
+        replies = []
         for identifier in message_ids:
             answer = self.behave(self.waiting[identifier])
             if isinstance(answer, Exception):
                 raise answer
-            found += [answer] if answer else []
-        return found
+            replies += [answer] if answer else []
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """As Flower does it."""
+        """Like the grid of Flower."""
         end = time.monotonic() + (timeout or 5)
         identifiers = set(self.push_messages(messages))
-        found: list[Message] = []
+        replies: list[Message] = []
         while identifiers and time.monotonic() < end:
-            found += self.pull_messages(identifiers)
-            identifiers -= {message.metadata.reply_to_message_id for message in found}
-        return found
+            replies += self.pull_messages(identifiers)
+            identifiers -= {message.metadata.reply_to_message_id for message in replies}
+        return replies
 
 
 def honest(message: Message) -> Message:
-    """Trains, or evaluates, as the message asks."""
-    arrays = arrays_of(message.content["arrays"])
+    """The reply of an honest node to a training or an evaluation message."""
+    arrays = to_arrays(message.content["arrays"])
     if message.metadata.message_type == "evaluate":
         return reply(message, content(None, {"accuracy": 0.5, "num-examples": 10}))
     number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
@@ -142,8 +142,8 @@ def honest(message: Message) -> Message:
     )
 
 
-def asked(strategy: Any, arrays: Arrays, grid: Grid | None = None, server_round: int = 1) -> list[Message]:
-    """The messages of a round, as they look once they were sent."""
+def send_round(strategy: Any, arrays: Arrays, grid: Grid | None = None, server_round: int = 1) -> list[Message]:
+    """Send the messages of a round through a grid, which assigns their ids, and return them."""
     grid = grid or LocalGrid(honest)
     messages = list(strategy.configure_train(server_round, record(arrays), ConfigRecord(), grid))
     list(grid.push_messages(messages))

@@ -1,4 +1,4 @@
-"""A catalogue of malformed replies: each is one honest reply with one thing wrong, and the reason it must be given."""
+"""A catalog of malformed replies: an honest reply with one fault each, and the reason code of its rejection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from cosdefense.flower import Reason
 from cosdefense.flower.arrays import NDArray
 
-TARGET = "head.weight"  # the array that is spoiled; float32, two dimensions
-Spoil = Callable[[RecordDict], None]
-CANARY: list[Path] = []  # where unpickling would leave a file, set by the test that looks for it
+TARGET = "head.weight"  # the array with the fault; float32, two dimensions
+Corrupt = Callable[[RecordDict], None]
+CANARY: list[Path] = []  # the file that unpickling would create; set by the test that checks it
 
 
 def plain_metrics() -> dict[str, Any]:
@@ -34,71 +34,73 @@ def npy(values: NDArray) -> bytes:
     return file.getvalue()
 
 
-def raw(data: bytes, like: NDArray, **claims: Any) -> Array:
-    """Bytes that say of themselves that they are a proper array."""
-    known = {"dtype": str(like.dtype), "shape": like.shape, "stype": "numpy.ndarray", **claims}
-    return Array(known["dtype"], known["shape"], known["stype"], data)
+def raw(data: bytes, like: NDArray, **fields: Any) -> Array:
+    """Raw bytes with the metadata of a valid array."""
+    metadata = {"dtype": str(like.dtype), "shape": like.shape, "stype": "numpy.ndarray", **fields}
+    return Array(metadata["dtype"], metadata["shape"], metadata["stype"], data)
 
 
-def headed(text: str, like: NDArray, version: bytes = b"\x01\x00") -> Array:
-    """Another header in front of the right numbers."""
+def with_header(text: str, like: NDArray, version: bytes = b"\x01\x00") -> Array:
+    """Valid numbers behind another header."""
     header = text.encode("latin1")
     length = len(header).to_bytes(2 if version == b"\x01\x00" else 4, "little")
     return raw(b"\x93NUMPY" + version + length + header + like.tobytes(), like)
 
 
 class Canary:
-    """Whoever unpickles this creates a file."""
+    """Unpickling this creates a file."""
 
     def __reduce__(self) -> Any:
         return open, (str(CANARY[0] if CANARY else "canary"), "w")
 
 
-def _array(build: Callable[[NDArray], Array]) -> Spoil:
-    def spoil(body: RecordDict) -> None:
+def _array(build: Callable[[NDArray], Array]) -> Corrupt:
+    def corrupt(body: RecordDict) -> None:
         arrays = body.array_records["arrays"]
         arrays[TARGET] = build(arrays[TARGET].numpy())
 
-    return spoil
+    return corrupt
 
 
-def _values(change: Callable[[NDArray], NDArray]) -> Spoil:
+def _values(change: Callable[[NDArray], NDArray]) -> Corrupt:
     return _array(lambda values: Array(np.asarray(change(values.copy()))))
 
 
-def _header(text: str, version: bytes = b"\x01\x00") -> Spoil:
-    return _array(lambda values: headed(text, values, version))
+def _header(text: str, version: bytes = b"\x01\x00") -> Corrupt:
+    return _array(lambda values: with_header(text, values, version))
 
 
-def _metric(key: str, value: Any) -> Spoil:
-    def spoil(body: RecordDict) -> None:
-        body.metric_records["metrics"].__dict__["_data"][key] = value  # past Flower's own check, as a forged object is
+def _metric(key: str, value: Any) -> Corrupt:
+    def corrupt(body: RecordDict) -> None:
+        body.metric_records["metrics"].__dict__["_data"][key] = (
+            value  # bypasses Flower's own check, as a forged message does
+        )
 
-    return spoil
+    return corrupt
 
 
-def _without(record: str, key: str) -> Spoil:
-    def spoil(body: RecordDict) -> None:
+def _remove(record: str, key: str) -> Corrupt:
+    def corrupt(body: RecordDict) -> None:
         del body[record][key]
 
-    return spoil
+    return corrupt
 
 
-def _put(record: str, key: str, value: Any) -> Spoil:
-    def spoil(body: RecordDict) -> None:
+def _add(record: str, key: str, value: Any) -> Corrupt:
+    def corrupt(body: RecordDict) -> None:
         body[record][key] = value
 
-    return spoil
+    return corrupt
 
 
-def _record(name: str, value: Any) -> Spoil:
-    def spoil(body: RecordDict) -> None:
+def _record(name: str, value: Any) -> Corrupt:
+    def corrupt(body: RecordDict) -> None:
         if value is None:
             del body[name]
         else:
             body[name] = value
 
-    return spoil
+    return corrupt
 
 
 def _set(values: NDArray, value: float) -> NDArray:
@@ -121,7 +123,7 @@ def _objects(values: NDArray) -> Array:
 GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6), }"
 HUGE = 2**40
 
-CONTENTS: dict[str, tuple[Reason, Spoil]] = {
+CONTENTS: dict[str, tuple[Reason, Corrupt]] = {
     # shapes
     "one number": (Reason.SHAPE, _values(lambda v: v.ravel()[:1])),
     "no dimensions": (Reason.SHAPE, _values(lambda v: np.float32(1.0))),  # type: ignore[arg-type,return-value]
@@ -130,17 +132,17 @@ CONTENTS: dict[str, tuple[Reason, Spoil]] = {
     "one more dimension": (Reason.SHAPE, _values(lambda v: v[None])),
     "a row less": (Reason.SHAPE, _values(lambda v: v[1:])),
     "empty": (Reason.SHAPE, _values(lambda v: v[:0])),
-    "shape claimed beside the bytes": (Reason.SHAPE, _array(lambda v: raw(npy(v), v, shape=(6, 3)))),
+    "shape that differs from the bytes": (Reason.SHAPE, _array(lambda v: raw(npy(v), v, shape=(6, 3)))),
     # kinds of numbers
     "float64": (Reason.DTYPE, _values(lambda v: v.astype(np.float64))),
     "float16": (Reason.DTYPE, _values(lambda v: v.astype(np.float16))),
     "integers": (Reason.DTYPE, _values(lambda v: v.astype(np.int32))),
-    "truth values": (Reason.DTYPE, _values(lambda v: v > 0)),
+    "booleans": (Reason.DTYPE, _values(lambda v: v > 0)),
     "complex": (Reason.DTYPE, _values(lambda v: v.astype(np.complex64))),
-    "texts": (Reason.DTYPE, _values(lambda v: v.astype("U4"))),
+    "strings": (Reason.DTYPE, _values(lambda v: v.astype("U4"))),
     "big-endian": (Reason.DTYPE, _values(lambda v: v.astype(">f4"))),
     "structured": (Reason.DTYPE, _values(lambda v: v.view([("a", "<f4")]))),
-    "dtype claimed beside the bytes": (Reason.DTYPE, _array(lambda v: raw(npy(v), v, dtype="float64"))),
+    "dtype that differs from the bytes": (Reason.DTYPE, _array(lambda v: raw(npy(v), v, dtype="float64"))),
     "pickled objects": (Reason.DTYPE, _array(_objects)),
     # headers
     "pickle": (Reason.FORMAT, _array(lambda v: raw(pickle.dumps(Canary()), v))),
@@ -151,17 +153,17 @@ CONTENTS: dict[str, tuple[Reason, Spoil]] = {
     "the header cut": (Reason.FORMAT, _array(lambda v: raw(npy(v)[:60], v))),
     "random bytes": (Reason.FORMAT, _array(lambda v: raw(np.random.default_rng(3).bytes(200), v))),
     "a header of 64 KiB": (Reason.FORMAT, _header(GOOD + " " * 60_000)),
-    "a header that calls": (Reason.FORMAT, _header(GOOD.replace("(3, 6)", "exit(3)"))),
+    "a header with a call": (Reason.FORMAT, _header(GOOD.replace("(3, 6)", "exit(3)"))),
     "a header nested deeply": (Reason.FORMAT, _header("(" * 4000)),
-    "a header of signs": (Reason.FORMAT, _header("-" * 4000 + "1")),
+    "a header of minus signs": (Reason.FORMAT, _header("-" * 4000 + "1")),
     "a header of Python 2": (Reason.FORMAT, _header(GOOD.replace("(3, 6)", "(3L, 6L)"))),
-    "a header in Latin": (Reason.FORMAT, _header(GOOD.replace("<f4", "é"))),
+    "a header that is not ASCII": (Reason.FORMAT, _header(GOOD.replace("<f4", "é"))),
     "a header with escapes": (Reason.FORMAT, _header(GOOD.replace("<f4", "\\x3cf4"))),
     "a header without shape": (Reason.FORMAT, _header("{'descr': '<f4', 'fortran_order': False, }")),
     "a header with more": (Reason.FORMAT, _header(GOOD.replace("}", "'more': 1}"))),
     "a header that is a list": (Reason.FORMAT, _header("[1, 2, 3]")),
     "an order that is a number": (Reason.FORMAT, _header(GOOD.replace("False", "7"))),
-    "terabytes promised": (Reason.SHAPE, _header(GOOD.replace("(3, 6)", f"({HUGE}, 6)"))),
+    "terabytes declared": (Reason.SHAPE, _header(GOOD.replace("(3, 6)", f"({HUGE}, 6)"))),
     "negative lengths": (Reason.SHAPE, _header(GOOD.replace("(3, 6)", "(-3, -6)"))),
     "a shape of text": (Reason.SHAPE, _header(GOOD.replace("(3, 6)", "'3, 6'"))),
     "another serialization": (Reason.FORMAT, _array(lambda v: raw(npy(v), v, stype="pickle"))),
@@ -174,16 +176,16 @@ CONTENTS: dict[str, tuple[Reason, Spoil]] = {
     "infinity": (Reason.NOT_FINITE, _values(lambda v: _set(v, np.inf))),
     "minus infinity": (Reason.NOT_FINITE, _values(lambda v: _set(v, -np.inf))),
     # keys and records
-    "an array missing": (Reason.KEYS, _without("arrays", TARGET)),
-    "an array more": (Reason.KEYS, _put("arrays", "more", Array(np.zeros(3)))),
+    "an array missing": (Reason.KEYS, _remove("arrays", TARGET)),
+    "an array more": (Reason.KEYS, _add("arrays", "more", Array(np.zeros(3)))),
     "no arrays": (Reason.RECORDS, _record("arrays", None)),
     "an empty record of arrays": (Reason.KEYS, _record("arrays", ArrayRecord())),
     "two records of arrays": (Reason.RECORDS, _record("more", ArrayRecord({"a": Array(np.zeros(3))}))),
     "no metrics": (Reason.RECORDS, _record("metrics", None)),
     "two records of metrics": (Reason.RECORDS, _record("more", MetricRecord({"a": 1.0}))),
     # metrics
-    "a metric missing": (Reason.METRICS, _without("metrics", "loss")),
-    "a metric more": (Reason.METRICS, _put("metrics", "more", 1.0)),
+    "a metric missing": (Reason.METRICS, _remove("metrics", "loss")),
+    "a metric more": (Reason.METRICS, _add("metrics", "more", 1.0)),
     "a metric that is NaN": (Reason.METRICS, _metric("loss", float("nan"))),
     "a metric that is infinite": (Reason.METRICS, _metric("loss", float("inf"))),
     "a metric too large for a float": (Reason.METRICS, _metric("loss", 10**400)),
@@ -193,7 +195,7 @@ CONTENTS: dict[str, tuple[Reason, Spoil]] = {
     "a longer list": (Reason.METRICS, _metric("accuracies", [0.5, 0.5, 0.5])),
     "a list with NaN": (Reason.METRICS, _metric("accuracies", [0.5, float("nan")])),
     # examples
-    "no number of examples": (Reason.EXAMPLES, _without("metrics", "num-examples")),
+    "no number of examples": (Reason.EXAMPLES, _remove("metrics", "num-examples")),
     "0 examples": (Reason.EXAMPLES, _metric("num-examples", 0)),
     "-250 examples": (Reason.EXAMPLES, _metric("num-examples", -250)),
     "NaN examples": (Reason.EXAMPLES, _metric("num-examples", float("nan"))),
@@ -206,19 +208,19 @@ CONTENTS: dict[str, tuple[Reason, Spoil]] = {
 
 ENVELOPES: dict[str, tuple[Reason, Callable[[Message, RecordDict], Message]]] = {
     "an error": (Reason.ERROR, lambda m, _: reply(m, error=Error(code=0, reason="out of\nmemory"))),
-    "from a node that was not asked": (
-        Reason.UNBOUND,
+    "from another node": (
+        Reason.UNSOLICITED,
         lambda m, body: reply(m, body, src_node_id=m.metadata.dst_node_id + 1),
     ),
-    "to an older message": (Reason.UNBOUND, lambda m, body: reply(m, body, reply_to_message_id="message-of-old")),
-    "to no message": (Reason.UNBOUND, lambda m, body: reply(m, body, reply_to_message_id="")),
-    "neither content nor error": (Reason.BROKEN, lambda m, body: _hollow(reply(m, body))),
+    "to an older message": (Reason.UNSOLICITED, lambda m, body: reply(m, body, reply_to_message_id="message-of-old")),
+    "to no message": (Reason.UNSOLICITED, lambda m, body: reply(m, body, reply_to_message_id="")),
+    "neither content nor error": (Reason.UNREADABLE, lambda m, body: _without_content(reply(m, body))),
 }
 KINDS = (*CONTENTS, *ENVELOPES)
 
 
-def malformed(kind: str, message: Message, arrays: Arrays) -> Message:
-    """The reply to this message that one of the arrays' senders would give, were it not for one thing."""
+def make_malformed(kind: str, message: Message, arrays: Arrays) -> Message:
+    """A reply to this message with these arrays and the fault of this kind."""
     body = honest_body(arrays)
     if kind in ENVELOPES:
         return ENVELOPES[kind][1](message, body)
@@ -226,10 +228,10 @@ def malformed(kind: str, message: Message, arrays: Arrays) -> Message:
     return reply(message, body)
 
 
-def reason_for(kind: str) -> Reason:
+def get_reason(kind: str) -> Reason:
     return (ENVELOPES[kind] if kind in ENVELOPES else CONTENTS[kind])[0]
 
 
-def _hollow(message: Message) -> Message:
+def _without_content(message: Message) -> Message:
     message.__dict__["_content"] = None
     return message

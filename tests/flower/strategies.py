@@ -1,4 +1,4 @@
-"""Every strategy of Flower's that averages models, set up for eight nodes."""
+"""All Flower strategies that average models, configured for eight nodes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flwr.app.message import arrayrecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-# Bulyan and QFedAvg have Flower collect garbage after every reply. Beside all that pytest has loaded this takes a
-# hundred times longer than their rounds, and it decides nothing: here they leave it to Python.
+# With Bulyan and QFedAvg, Flower runs the garbage collector after every reply. In a pytest process this takes a hundred
+# times longer than their rounds and changes no result, so it is disabled here.
 arrayrecord.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined, assignment]
 
 NODES: dict[str, Any] = {"min_train_nodes": 8, "min_evaluate_nodes": 8, "min_available_nodes": 8}

@@ -1,4 +1,4 @@
-"""What a node does: train on its own digits. In a drill, some lie about it."""
+"""The client: trains on its own digits. A node that was started with an attack sends a forged update."""
 
 from __future__ import annotations
 
@@ -10,42 +10,41 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from cosdefense.catalog.registry import build_attack
-from cosdefense.flower import red_team
-from cosdefense.flower.attack_mod import RedTeam
+from cosdefense.flower import MaliciousClient
 
-from .task import N_CLASSES, network, train, training_set
+from .task import N_CLASSES, build_network, load_training_set, train
 
 SILENCE = 600.0  # seconds; longer than any deadline
 
 
-def drill(context: Context) -> RedTeam | None:
-    """The attack of a node that was started with `--node-config 'red-team="inner-product" …'`."""
-    name = context.node_config.get("red-team")
-    return red_team(build_attack({"name": name})) if name and context.run_config["drill"] else None
+def get_attacker(context: Context) -> MaliciousClient | None:
+    """For a node that was started with `--node-config 'attack="inner-product" …'`, unless the run disables attacks."""
+    name = context.node_config.get("attack")
+    return MaliciousClient(build_attack({"name": name})) if name and context.run_config["attacks"] else None
 
 
-def lie(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod that lets only those nodes lie. An app without drills has no use for it."""
+def attack_if_configured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A mod that applies the attack of the node. Leave it out of an app for production."""
     if context.node_config.get("silent"):
-        time.sleep(SILENCE)  # as a node does that has lost its network
-    liar = drill(context)
-    return liar(message, context, call_next) if liar else call_next(message, context)
+        time.sleep(SILENCE)  # like a node that has lost its network
+    attacker = get_attacker(context)
+    return attacker(message, context, call_next) if attacker else call_next(message, context)
 
 
-app = ClientApp(mods=[lie])
+app = ClientApp(mods=[attack_if_configured])
 
 
 @app.train()
 def train_on_own_data(message: Message, context: Context) -> Message:
-    torch.set_num_threads(1)  # the nodes of the example share one computer
-    model = network()
+    torch.set_num_threads(1)  # all nodes of the example share one computer
+    model = build_network()
     arrays = message.content.array_records["arrays"]
     model.load_state_dict(arrays.to_torch_state_dict())
     partition, n_partitions = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
-    data = training_set(partition, n_partitions)
-    liar = drill(context)
-    if liar:
-        data = liar.poisoned(message, *data, N_CLASSES)
+    data = load_training_set(partition, n_partitions)
+    attacker = get_attacker(context)
+    if attacker:
+        data = attacker.poison(message, *data, N_CLASSES)
     server_round = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
     loss = train(
         model, data, int(context.run_config["local-epochs"]), float(context.run_config["learning-rate"]),

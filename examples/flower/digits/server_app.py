@@ -1,4 +1,4 @@
-"""What the server does: Flower's FedAvg, defended."""
+"""The server: Flower's FedAvg behind a defense."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from cosdefense.aggregators import Mean
 from cosdefense.filters import CosDefense, MultiKrum
 from cosdefense.flower import Defended
 
-from .task import network, test, test_set
-
-DEFENSES: dict[str, Defense | Filter] = {
-    "cosdefense": CosDefense(),
-    "multi-krum": MultiKrum(),
-    "none": Defense((), Mean()),  # the guard alone: whatever is well formed counts
-}
+from .task import build_network, load_test_set, measure
 
 app = ServerApp()
 
@@ -31,23 +25,32 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=min_nodes, min_available_nodes=min_nodes)
     defended = Defended(
         strategy,
-        DEFENSES[str(config["defense"])],
+        build_defense(str(config["defense"]), float(config["contamination"])),
         checkpoint_dir=str(config["checkpoint-dir"]),
         quorum=int(config["quorum"]),
         deadline=float(config["deadline"]),
     )
     defended.start(
         grid,
-        ArrayRecord(network().state_dict()),
+        ArrayRecord(build_network().state_dict()),
         num_rounds=int(config["num-server-rounds"]),
         evaluate_fn=evaluate,
         resume=bool(config["resume"]),
     )
 
 
+def build_defense(name: str, contamination: float) -> Defense | Filter:
+    defenses: dict[str, Defense | Filter] = {
+        "cosdefense": CosDefense(),
+        "multi-krum": MultiKrum(contamination),
+        "none": Defense((), Mean()),  # only malformed and late replies are rejected
+    }
+    return defenses[name]
+
+
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     """On images that no node has."""
-    model = network()
+    model = build_network()
     model.load_state_dict(arrays.to_torch_state_dict())
-    accuracy, loss = test(model, test_set())
+    accuracy, loss = measure(model, load_test_set())
     return MetricRecord({"accuracy": accuracy, "loss": loss})

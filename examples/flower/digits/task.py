@@ -14,7 +14,7 @@ N_CLASSES = 10
 Data = tuple[Tensor, Tensor]  # images in [0, 1] and labels
 
 
-def network() -> nn.Module:
+def build_network() -> nn.Module:
     """Two convolutions and a linear layer: 6,090 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -23,8 +23,8 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def _digits() -> Data:
-    """As `sklearn.datasets.load_digits`, without the second that importing scikit-learn takes for every message."""
+def _load_digits() -> Data:
+    """As `sklearn.datasets.load_digits`, without importing scikit-learn, which takes a second for every message."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("this example needs scikit-learn: pip install 'cosdefense[data]'", name="sklearn")
@@ -33,26 +33,26 @@ def _digits() -> Data:
     return images, torch.tensor(table[:, -1], dtype=torch.int64)
 
 
-def test_set() -> Data:
-    """Every fifth image; the server's alone."""
-    images, labels = _digits()
+def load_test_set() -> Data:
+    """Every fifth image. Only the server has them."""
+    images, labels = _load_digits()
     return images[::5], labels[::5]
 
 
-def training_set(partition: int, n_partitions: int) -> Data:
-    """One node's share: half of it from one or two classes of its own, half from all. No image is shared."""
-    images, labels = _digits()
+def load_training_set(partition: int, n_partitions: int) -> Data:
+    """The images of one node: half of them from one or two classes, half from all classes. No image is in two sets."""
+    images, labels = _load_digits()
     kept = torch.arange(len(labels)) % 5 != 0
     images, labels = images[kept], labels[kept]
     shuffled = np.random.default_rng(0).permutation(len(labels))
-    dealt, sorted_by_class = np.array_split(shuffled, 2)
+    mixed, sorted_by_class = np.array_split(shuffled, 2)
     sorted_by_class = sorted_by_class[np.argsort(labels[sorted_by_class].numpy(), kind="stable")]
-    mine = np.concatenate([np.array_split(half, n_partitions)[partition] for half in (dealt, sorted_by_class)])
-    return images[mine], labels[mine]
+    indices = np.concatenate([np.array_split(half, n_partitions)[partition] for half in (mixed, sorted_by_class)])
+    return images[indices], labels[indices]
 
 
 def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int) -> float:
-    """SGD with momentum in batches of 16; the mean loss of the last epoch."""
+    """SGD with momentum in batches of 16. Returns the mean loss of the last epoch."""
     images, labels = data
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -70,7 +70,7 @@ def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int) -> fl
 
 
 @torch.no_grad()
-def test(model: nn.Module, data: Data) -> tuple[float, float]:
+def measure(model: nn.Module, data: Data) -> tuple[float, float]:
     """Accuracy and loss."""
     images, labels = data
     model.eval()

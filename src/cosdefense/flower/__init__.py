@@ -1,4 +1,4 @@
-"""The same defenses in a real Flower federation. Needs flwr, the extra "flower"."""
+"""The defenses in a Flower federation: `Defended` wraps a strategy, `MaliciousClient` wraps a client to test it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib.util import find_spec
 if find_spec("flwr") is None:
     raise ModuleNotFoundError("cosdefense.flower needs flwr: pip install 'cosdefense[flower]'", name="flwr")
 
-from .attack_mod import red_team
 from .defended import Defended
+from .malicious_client import MaliciousClient
 from .reasons import Reason
 
-__all__ = ["Defended", "Reason", "red_team"]
+__all__ = ["Defended", "MaliciousClient", "Reason"]

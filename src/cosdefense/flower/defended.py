@@ -1,4 +1,4 @@
-"""Any of Flower's strategies behind a guard and a defense."""
+"""Puts reply checks and a defense in front of any Flower strategy."""
 
 from __future__ import annotations
 
@@ -17,34 +17,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..aggregators import Mean
-from ..core import (
-    Aggregator,
-    Cohort,
-    Defense,
-    Filter,
-    MissingTrustedData,
-    State,
-    TooFewClients,
-    TrustedData,
-    Verdict,
-    derive,
-)
+from ..core import Cohort, Defense, Filter, Judged, MissingTrustedData, State, TrustedData, Verdict, derive
 from ..runs.records import RoundRecord
-from .arrays import Form, forms_of, own_arrays
-from .exchange import Exchange, metrics_reply, weighted_by
-from .guard import Answer, Inspection, Lost, inspect, question_of, quoted
-from .reasons import Reason
-from .round_record import evaluate_metrics, record_of, train_metrics
-from .strategy_state import kinds_of, undone_on_failure
+from .arrays import ArraySpec, get_specs, to_numpy
+from .node_ids import to_signed
+from .reasons import Reason, Rejection, quote_error
+from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
+from .reply_conversion import ReplyConverter, build_metrics_message, get_weight_key
+from .round_record import build_evaluate_metrics, build_record, build_train_metrics
+from .strategy_state import describe_strategy, restore_on_failure
 
 log = logging.getLogger("flwr")
 
 
 class Defended(Strategy):
-    """Wraps a strategy: replies that are malformed or that the defense rejects never reach it.
+    """Wraps a strategy: replies that are malformed or that the defense rejects do not reach it.
 
-    With a `Filter` the accepted replies go to the wrapped strategy; with a whole `Defense` its aggregate does, as the
-    one reply. A client can lose its own say, never the round, the run or the model.
+    With a `Filter`, the wrapped strategy gets the accepted replies. With a whole `Defense`, it gets the aggregate of
+    the defense as a single reply. No reply can end the run, delay a round past its deadline, or make the model
+    anything but finite numbers of the right shape.
     """
 
     def __init__(
@@ -69,17 +60,18 @@ class Defended(Strategy):
             raise ValueError(f"max_examples must be positive, got {max_examples}")
         self.strategy = strategy
         self.defense = defense if isinstance(defense, Defense) else Defense((defense,), Mean())
-        self.aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy does
+        _refuse_hooks(self.defense)
+        self.defense_aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy aggregates
         self.head, self.trusted_data = head, trusted_data
         self.quorum, self.deadline = quorum, deadline
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.weigh_by_examples, self.max_examples = weigh_by_examples, max_examples
-        # Decides which nodes are sampled and what noise is drawn: nobody else may know it.
+        # Decides which nodes are sampled and which noise is drawn, so it must stay secret.
         self.seed = secrets.randbits(62) if seed is None else seed
         self.state: State = self.defense.init()
-        self.record: RoundRecord | None = None  # of the round that was aggregated last
-        self._exchange: Exchange | None = None  # about the model that was sent last
-        self._asked: list[Message] = []
+        self.record: RoundRecord | None = None  # of the last aggregated round
+        self._converter: ReplyConverter | None = None  # for the model that was sent last
+        self._sent: list[Message] = []
 
     def summary(self) -> None:
         log.info("\t├──> Defended by %s", self.defense)
@@ -94,128 +86,63 @@ class Defended(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Remember what is sent to whom; replies are compared with it."""
-        self._exchange = Exchange.of(self.strategy, own_arrays(arrays), self.head)
-        with _drawing(self.seed, "train", server_round):
-            self._asked = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        return self._asked
+        """As the wrapped strategy. The messages are kept: replies are compared with them."""
+        self._converter = ReplyConverter.of(self.strategy, to_numpy(arrays), self.head)
+        with _seed_global_generators(self.seed, "train", server_round):
+            self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        return self._sent
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with _drawing(self.seed, "evaluate", server_round):
-            self._asked = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
-        return self._asked
+        with _seed_global_generators(self.seed, "evaluate", server_round):
+            self._sent = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        return self._sent
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message], lost: Sequence[Lost] = ()
+        self, server_round: int, replies: Iterable[Message], missing: Sequence[Rejection] = ()
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Guard, judge, delegate. `(None, …)` keeps the model as it is. Lost: what the grid could not deliver."""
-        if self._exchange is None:
+        """Check, judge, delegate. `(None, …)` keeps the model. `missing`: replies that the grid could not deliver."""
+        if self._converter is None:
             raise RuntimeError(
-                "aggregate_train needs configure_train before it: replies are compared with what was sent"
+                "aggregate_train needs configure_train before it: replies are compared with the messages sent"
             )
-        exchange = self._exchange
-        found = self._inspected(replies, forms_of(exchange.arrays), lost)
-        if len(found.answers) < self.quorum:
-            return self._skipped(found, f"{len(found.answers)} usable replies, the quorum is {self.quorum}")
-        cohort = self._cohort(exchange, found.answers, server_round)
+        converter = self._converter
+        checked = self._check(replies, get_specs(converter.arrays), missing)
+        if len(checked.valid) < self.quorum:
+            return self._skip(checked, f"{len(checked.valid)} usable replies, the quorum is {self.quorum}")
+        cohort = self._build_cohort(converter, checked.valid, server_round)
         try:
-            verdict, self.state, judged = self._judged(cohort)
-        except MissingTrustedData:  # nothing that a client did
+            judged, verdict, self.state = self.defense.run_round(cohort, self.state, combine=self.defense_aggregates)
+        except MissingTrustedData:  # not caused by any client
             raise
-        except TooFewClients as problem:
-            return self._skipped(found, str(problem))
-        except Exception as error:  # numbers that a rule did not expect cost the round, not the run
+        except Exception as error:  # numbers that a rule cannot handle skip the round, they do not end the run
             log.exception("%s could not judge round %d", self.defense, server_round)
-            return self._skipped(found, f"the defense failed: {quoted(error)}")
+            return self._skip(checked, f"the defense failed: {quote_error(error)}")
         if verdict.skipped:
-            return self._skipped(found, verdict.skipped, verdict)
-        return self._delegated(server_round, exchange, found, cohort, verdict, judged)
+            return self._skip(checked, verdict.skipped, verdict)
+        return self._delegate(server_round, converter, checked, judged, verdict)
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message], lost: Sequence[Lost] = ()
+        self, server_round: int, replies: Iterable[Message], missing: Sequence[Rejection] = ()
     ) -> MetricRecord | None:
-        """The same guard; every client that answered properly counts the same."""
-        found, key = self._inspected(replies, None, lost), weighted_by(self.strategy)
-        messages = [metrics_reply(answer, answer.metrics, key, self._claim(answer)) for answer in found.answers]
+        """The same checks. All valid replies count."""
+        checked, key = self._check(replies, None, missing), get_weight_key(self.strategy)
+        messages = [
+            build_metrics_message(reply, reply.metrics, key, self._get_weight(reply)) for reply in checked.valid
+        ]
         metrics: MetricRecord | None = None
         try:
             if messages:
-                with _drawing(self.seed, "aggregate-evaluate", server_round), undone_on_failure(self.strategy):
+                with (
+                    _seed_global_generators(self.seed, "aggregate-evaluate", server_round),
+                    restore_on_failure(self.strategy),
+                ):
                     metrics = self.strategy.aggregate_evaluate(server_round, messages)
-        except Exception:  # what clients sent may break somebody's own metric function, not the run
-            log.exception("%s could not aggregate the evaluation of round %d", kinds_of(self.strategy), server_round)
-        return evaluate_metrics(found, metrics)
-
-    # ---- a round, step by step
-
-    def _inspected(
-        self, replies: Iterable[Message], forms: Mapping[str, Form] | None, lost: Sequence[Lost]
-    ) -> Inspection:
-        found = inspect(replies, question_of(self._asked, forms, weighted_by(self.strategy)))
-        found.refused += lost
-        for node, reason, detail in found.refused:
-            log.warning("reply of node %d rejected (%s): %s", node, reason, detail)
-        return found
-
-    def _cohort(self, exchange: Exchange, answers: Sequence[Answer], server_round: int) -> Cohort:
-        rows = exchange.updates(answers)
-        cohort = Cohort.of(
-            rows, exchange.params, exchange.layout, torch.tensor([_signed(answer.node) for answer in answers]),
-            seed=derive(self.seed, "defense", server_round), trusted_data=self.trusted_data,
-        )  # fmt: skip
-        weights = torch.tensor([self._claim(answer) for answer in answers], dtype=rows.dtype)
-        return replace(cohort, weights=weights)
-
-    def _judged(self, cohort: Cohort) -> tuple[Verdict, State, Cohort]:
-        """The verdict, and what is left of the rows before they are combined."""
-        last = _Last(self.defense.aggregator if self.aggregates else None)
-        verdict, state = replace(self.defense, aggregator=last)(cohort, self.state)
-        return verdict, state, last.seen or cohort.only(verdict.weights != 0)
-
-    def _delegated(
-        self,
-        server_round: int,
-        exchange: Exchange,
-        found: Inspection,
-        cohort: Cohort,
-        verdict: Verdict,
-        judged: Cohort,
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        answers = {_signed(answer.node): answer for answer in found.answers}
-        accepted = [answers[client] for client in judged.clients.tolist()]
-        if self.aggregates:
-            params = cohort.params + verdict.update
-            messages = [exchange.combined_reply(accepted, judged.weights.tolist(), params)]
-        else:
-            messages = exchange.replies(accepted, cohort, judged)
-        try:
-            with _drawing(self.seed, "aggregate", server_round), undone_on_failure(self.strategy):
-                arrays, metrics = self.strategy.aggregate_train(server_round, messages)
-                model = None if arrays is None else exchange.model_of(arrays)
-        except Exception as error:
-            log.exception("%s could not aggregate round %d", kinds_of(self.strategy), server_round)
-            return self._skipped(found, f"the wrapped strategy failed: {quoted(error)}", verdict)
-        if model is None:
-            return self._skipped(found, f"{kinds_of(self.strategy)} returned no model", verdict)
-        return model, self._told(found, verdict, None, metrics)
-
-    def _claim(self, answer: Answer) -> float:
-        return min(answer.examples, float(self.max_examples)) if self.weigh_by_examples else 1.0
-
-    def _skipped(self, found: Inspection, why: str, verdict: Verdict | None = None) -> tuple[None, MetricRecord]:
-        log.warning("the model stays as it is: %s", why)
-        return None, self._told(found, verdict, why, None)
-
-    def _told(
-        self, found: Inspection, verdict: Verdict | None, skipped: str | None, metrics: MetricRecord | None
-    ) -> MetricRecord:
-        self.record = record_of(found, verdict, skipped)
-        for node, reason in zip(self.record.clients, self.record.reasons, strict=True):
-            if reason == Reason.DEFENSE:  # the others were logged when they were refused
-                log.warning("reply of node %d rejected (%s)", node, reason)
-        return train_metrics(self.record, metrics)
+        except Exception:  # metrics of clients may break a custom metric function; the run continues
+            name = describe_strategy(self.strategy)
+            log.exception("%s could not aggregate the evaluation of round %d", name, server_round)
+        return build_evaluate_metrics(checked, metrics)
 
     def start(
         self,
@@ -228,30 +155,87 @@ class Defended(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         resume: bool = False,
     ) -> Result:
-        """As `Strategy.start`, over a grid that survives its messages; checkpointed after every round."""
-        from .federation import federate
+        """As `Strategy.start`, with a `GuardedGrid` and a checkpoint after every round."""
+        from .federation import run_federation
 
-        return federate(
+        return run_federation(
             self, grid, initial_arrays, num_rounds, timeout, train_config or ConfigRecord(),
             evaluate_config or ConfigRecord(), evaluate_fn, resume,
         )  # fmt: skip
 
+    # ---- the steps of a round
 
-class _Last(Aggregator):
-    """Remembers what is left to be combined. Where the wrapped strategy combines it, nothing moves here."""
+    def _check(
+        self, replies: Iterable[Message], specs: Mapping[str, ArraySpec] | None, missing: Sequence[Rejection]
+    ) -> CheckedReplies:
+        checked = check_replies(replies, Request.of(self._sent, specs, get_weight_key(self.strategy)))
+        checked.rejected += missing
+        for node, reason, detail in checked.rejected:
+            log.warning("reply of node %d rejected (%s): %s", node, reason, detail)
+        return checked
 
-    def __init__(self, inner: Aggregator | None) -> None:
-        self.inner = inner
-        self.seen: Cohort | None = None
+    def _build_cohort(self, converter: ReplyConverter, replies: Sequence[ValidReply], server_round: int) -> Cohort:
+        rows = converter.to_updates(replies)
+        cohort = Cohort.of(
+            rows, converter.params, converter.layout, torch.tensor([to_signed(reply.node) for reply in replies]),
+            seed=derive(self.seed, "defense", server_round), trusted_data=self.trusted_data,
+        )  # fmt: skip
+        weights = torch.tensor([self._get_weight(reply) for reply in replies], dtype=rows.dtype)
+        return replace(cohort, weights=weights)
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
-        self.seen = cohort
-        return self.inner(cohort, state) if self.inner else (torch.zeros_like(cohort.params), state)
+    def _get_weight(self, reply: ValidReply) -> float:
+        return min(reply.examples, float(self.max_examples)) if self.weigh_by_examples else 1.0
+
+    def _delegate(
+        self, server_round: int, converter: ReplyConverter, checked: CheckedReplies, judged: Judged, verdict: Verdict
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the wrapped strategy aggregate the accepted replies, or the aggregate of the defense."""
+        replies = {to_signed(reply.node): reply for reply in checked.valid}
+        remaining = judged.accepted
+        accepted = [replies[client] for client in remaining.clients.tolist()]
+        if self.defense_aggregates:
+            params = converter.params + verdict.update
+            messages = [converter.to_combined_message(accepted, remaining.weights.tolist(), params)]
+        else:
+            messages = converter.to_messages(accepted, judged.received, remaining)
+        name = describe_strategy(self.strategy)
+        try:
+            with _seed_global_generators(self.seed, "aggregate", server_round), restore_on_failure(self.strategy):
+                arrays, metrics = self.strategy.aggregate_train(server_round, messages)
+                model = None if arrays is None else converter.to_model(arrays)
+        except Exception as error:
+            log.exception("%s could not aggregate round %d", name, server_round)
+            return self._skip(checked, f"the wrapped strategy failed: {quote_error(error)}", verdict)
+        if model is None:
+            return self._skip(checked, f"{name} returned no model", verdict)
+        return model, self._record_round(checked, verdict, None, metrics)
+
+    def _skip(self, checked: CheckedReplies, reason: str, verdict: Verdict | None = None) -> tuple[None, MetricRecord]:
+        log.warning("round skipped, the model stays as it is: %s", reason)
+        return None, self._record_round(checked, verdict, reason, None)
+
+    def _record_round(
+        self, checked: CheckedReplies, verdict: Verdict | None, skipped: str | None, metrics: MetricRecord | None
+    ) -> MetricRecord:
+        self.record = build_record(checked, verdict, skipped)
+        for node, reason in zip(self.record.clients, self.record.reasons, strict=True):
+            if reason == Reason.DEFENSE:  # the others were logged when they were checked
+                log.warning("reply of node %d rejected (%s)", node, reason)
+        return build_train_metrics(self.record, metrics)
+
+
+def _refuse_hooks(defense: Defense) -> None:
+    if defense.hooks:
+        names = ", ".join(type(hook).__name__ for hook in defense.hooks)
+        raise ValueError(
+            f"Defended cannot run client hooks, got {names}: hooks run while clients train, and this is the server. "
+            "Run them in the training code of your ClientApp, and pass a Defense without hooks"
+        )
 
 
 @contextmanager
-def _drawing(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Strategies draw from the global streams: seeded for a while, so that nothing about them need be saved."""
+def _seed_global_generators(seed: int, *purpose: str | int) -> Iterator[None]:
+    """Strategies draw from Python's and numpy's global generators. Seeded here, their state need not be saved."""
     before, numpy_before = random.getstate(), np.random.get_state()
     random.seed(derive(seed, *purpose))
     np.random.seed(derive(seed, *purpose) % 2**32)
@@ -260,8 +244,3 @@ def _drawing(seed: int, *purpose: str | int) -> Iterator[None]:
     finally:
         random.setstate(before)
         np.random.set_state(numpy_before)
-
-
-def _signed(node: int) -> int:
-    """Identities have 64 bits without a sign; a tensor's have one."""
-    return node - 2**64 if node >= 2**63 else node

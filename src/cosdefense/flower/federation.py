@@ -1,4 +1,4 @@
-"""The rounds of a real federation, recorded and checkpointed: a killed server goes on to the same bits."""
+"""Runs the rounds of a Flower federation, with records and a checkpoint after every round."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ from flwr.serverapp.strategy import Result
 from .. import __version__
 from ..catalog.registry import PRESETS, describe
 from ..runs.records import RoundRecord
-from .arrays import forms_of, own_arrays
+from ..runs.run_folder import RunFolder
+from .arrays import get_specs, to_numpy
 from .guarded_grid import GuardedGrid
-from .run_folder import Folder, Progress
+from .progress import Progress, restore_progress, to_checkpoint, warn_about_unsaved
 
 if TYPE_CHECKING:
     from .defended import Defended
@@ -30,7 +32,7 @@ log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-def federate(
+def run_federation(
     defended: Defended,
     grid: Grid,
     initial_arrays: ArrayRecord,
@@ -41,74 +43,80 @@ def federate(
     evaluate_fn: Evaluate | None,
     resume: bool,
 ) -> Result:
-    """All rounds, or those that are left."""
-    folder = None if defended.checkpoint_dir is None else Folder(defended.checkpoint_dir)
-    now = _begun(defended, folder, initial_arrays, resume)
-    result, arrays, guarded = now.result, now.arrays, GuardedGrid(grid, defended.deadline)
-    defended.summary()
-    if evaluate_fn and now.done == 0:
-        _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
-    for number in range(now.done + 1, num_rounds + 1):
-        started = time.monotonic()
-        log.info("[ROUND %s/%s]", number, num_rounds)
-        messages = defended.configure_train(number, arrays, train_config, guarded)
-        replies = guarded.send_and_receive(messages, timeout=timeout)
-        trained, metrics = defended.aggregate_train(number, replies, lost=guarded.refused)
-        received = time.monotonic()
-        arrays = result.arrays = arrays if trained is None else trained
-        _put(result.train_metrics_clientapp, number, metrics)
-        messages = defended.configure_evaluate(number, arrays, evaluate_config, guarded)
-        replies = guarded.send_and_receive(messages, timeout=timeout)
-        _put(
-            result.evaluate_metrics_clientapp,
-            number,
-            defended.aggregate_evaluate(number, replies, lost=guarded.refused),
-        )
-        if evaluate_fn:
-            _put(result.evaluate_metrics_serverapp, number, evaluate_fn(number, arrays))
-        if folder and defended.record:
-            seconds = {"train": received - started, "evaluate": time.monotonic() - received}
-            folder.append(_record(defended.record, number, result, seconds))
-            folder.save(Progress(number, arrays, result), defended)
-    if folder:
-        folder.finish()
+    """Run all rounds, or those that the checkpoint does not include."""
+    if resume and defended.checkpoint_dir is None:
+        raise ValueError("resume needs Defended(…, checkpoint_dir=…)")
+    folder = None if defended.checkpoint_dir is None else RunFolder(defended.checkpoint_dir)
+    with folder.lock() if folder else nullcontext():
+        progress = _start_or_resume(defended, folder, initial_arrays, resume)
+        result, arrays, guarded = progress.result, progress.arrays, GuardedGrid(grid, defended.deadline)
+        defended.summary()
+        if evaluate_fn and progress.n_rounds == 0:
+            _set_metrics(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
+        for number in range(progress.n_rounds + 1, num_rounds + 1):
+            log.info("[ROUND %s/%s]", number, num_rounds)
+            start = time.monotonic()
+            messages = defended.configure_train(number, arrays, train_config, guarded)
+            replies = guarded.send_and_receive(messages, timeout=timeout)
+            trained, metrics = defended.aggregate_train(number, replies, missing=guarded.rejected)
+            arrays = result.arrays = arrays if trained is None else trained
+            _set_metrics(result.train_metrics_clientapp, number, metrics)
+            trained_at = time.monotonic()
+            messages = defended.configure_evaluate(number, arrays, evaluate_config, guarded)
+            replies = guarded.send_and_receive(messages, timeout=timeout)
+            metrics = defended.aggregate_evaluate(number, replies, missing=guarded.rejected)
+            _set_metrics(result.evaluate_metrics_clientapp, number, metrics)
+            if evaluate_fn:
+                _set_metrics(result.evaluate_metrics_serverapp, number, evaluate_fn(number, arrays))
+            if folder and defended.record:
+                seconds = {"train": trained_at - start, "evaluate": time.monotonic() - trained_at}
+                folder.append(_complete_record(defended.record, number, result, seconds))
+                folder.save(to_checkpoint(Progress(number, arrays, result), defended))
+                if number == progress.n_rounds + 1:
+                    warn_about_unsaved(defended)
+        if folder:
+            folder.finish()
     log.info("finished after round %s", num_rounds)
     return result
 
 
-def _begun(defended: Defended, folder: Folder | None, initial_arrays: ArrayRecord, resume: bool) -> Progress:
-    """Where to start: at the beginning, or where the checkpoint says."""
-    if resume and folder is None:
-        raise ValueError("resume needs Defended(…, checkpoint_dir=…)")
+def _start_or_resume(
+    defended: Defended, folder: RunFolder | None, initial_arrays: ArrayRecord, resume: bool
+) -> Progress:
     if folder is None:
         return Progress(0, initial_arrays, Result())
-    if folder.has_checkpoint and not resume:
+    if not folder.has_checkpoint:
+        # One round may have been recorded before its checkpoint was written.
+        folder.begin(_build_header(defended), may_discard=1)
+        return Progress(0, initial_arrays, Result())
+    if not resume:
         raise ValueError(
-            f"{folder.path} holds a checkpoint already: go on with start(…, resume=True), or choose another folder"
+            f"{folder.path} holds a checkpoint: resume it with start(…, resume=True), or choose another folder"
         )
-    if folder.has_checkpoint:
-        now = folder.load(defended, forms_of(own_arrays(initial_arrays)))
-        log.info("resumed after round %d from %s", now.done, folder.path)
-        return now
-    folder.begin(_header(defended))
-    return Progress(0, initial_arrays, Result())
+    checkpoint = folder.load()
+    progress = restore_progress(checkpoint, defended, get_specs(to_numpy(initial_arrays)), folder.path)
+    folder.warn_if_elsewhere(_build_header(defended))
+    folder.rewind(checkpoint)
+    log.info("resumed after round %d from %s", progress.n_rounds, folder.path)
+    return progress
 
 
-def _put(known: dict[int, MetricRecord], number: int, record: MetricRecord | None) -> None:
-    if record is not None:
-        known[number] = record
+def _set_metrics(history: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
+    if metrics is not None:
+        history[number] = metrics
 
 
-def _record(record: RoundRecord, number: int, result: Result, seconds: dict[str, float]) -> RoundRecord:
-    """Rounds count from 0 as in the simulator; accuracy is the server's own if it has one, else the clients'."""
-    sources = (result.evaluate_metrics_serverapp, result.evaluate_metrics_clientapp)
-    found = [source[number] for source in sources if number in source]
+def _complete_record(record: RoundRecord, number: int, result: Result, seconds: dict[str, float]) -> RoundRecord:
+    """Rounds count from 0, as in the simulator. The server's accuracy and loss come before those of the clients."""
+    histories = (result.evaluate_metrics_serverapp, result.evaluate_metrics_clientapp)
+    metrics = [history[number] for history in histories if number in history]
     return replace(
-        record, round=number - 1, accuracy=_metric(found, "accuracy"), loss=_metric(found, "loss"), seconds=seconds
-    )
+        record, round=number - 1, accuracy=_find_metric(metrics, "accuracy"), loss=_find_metric(metrics, "loss"),
+        seconds=seconds,
+    )  # fmt: skip
 
 
-def _metric(records: list[MetricRecord], word: str) -> float | None:
+def _find_metric(records: list[MetricRecord], word: str) -> float | None:
     for record in records:
         for key, value in record.items():
             if word in key and isinstance(value, int | float):
@@ -116,17 +124,17 @@ def _metric(records: list[MetricRecord], word: str) -> float | None:
     return None
 
 
-def _header(defended: Defended) -> dict[str, Any]:
+def _build_header(defended: Defended) -> dict[str, Any]:
     name = type(defended.strategy).__name__
     parts = describe(defended.defense)
-    if not defended.aggregates:
-        del parts["aggregator"]  # the strategy does that
+    if not defended.defense_aggregates:
+        del parts["aggregator"]  # the strategy aggregates
     return {
         "experiment": {
             "name": "flower", "strategy": name, "defenses": [parts], "quorum": defended.quorum,
             "deadline": defended.deadline, "weigh_by_examples": defended.weigh_by_examples,
         },
-        "defense": _label(defended),
+        "defense": _get_label(defended),
         "device": "Flower",
         "versions": {
             "cosdefense": __version__, "flwr": flwr.__version__, "torch": torch.__version__,
@@ -135,12 +143,12 @@ def _header(defended: Defended) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _label(defended: Defended) -> str:
-    """A defense with a name of its own goes by it."""
-    own = defended.defense
-    if own.filters:
+def _get_label(defended: Defended) -> str:
+    """The name of the preset, if the defense is one; otherwise the names of its parts."""
+    defense = defended.defense
+    if defense.filters:
         for name, preset in PRESETS.items():
-            if preset() == own:
+            if preset() == defense:
                 return name
-    label = " + ".join(type(part).__name__ for part in own.filters) or "guard alone"
-    return label + (f" + {type(own.aggregator).__name__}" if defended.aggregates else "")
+    label = " + ".join(type(part).__name__ for part in defense.filters) or "no filter"
+    return label + (f" + {type(defense.aggregator).__name__}" if defended.defense_aggregates else "")

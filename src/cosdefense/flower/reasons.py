@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Reason(StrEnum):
-    """A code per cause: in logs, in the round's metrics and in the records."""
+    """One code per cause. The codes appear in logs, in the metrics of a round and in the records."""
 
-    UNSENT = "unsent"  # the transport did not take the message: the node was never asked
-    ERROR = "error"  # the client says that it failed
-    LATE = "late"  # nothing came before the deadline
-    BROKEN = "broken"  # it could not be pulled or read at all
-    UNBOUND = "unbound"  # it answers no message of this round, or a message to somebody else
-    DUPLICATE = "duplicate"  # its node has answered already
+    UNSENT = "unsent"  # the transport did not accept the message, so the node was never asked
+    ERROR = "error"  # the client reported an error
+    LATE = "late"  # no reply before the deadline
+    UNREADABLE = "unreadable"  # the reply could not be pulled or decoded
+    UNSOLICITED = "unsolicited"  # it answers no message of this round, or a message to another node
+    DUPLICATE = "duplicate"  # another reply of the same node counts
     RECORDS = "records"  # not exactly one record of arrays and one of metrics
-    KEYS = "keys"  # not the arrays of the model
-    FORMAT = "format"  # bytes that are no plain npy array
+    KEYS = "keys"  # not the array names of the model
+    FORMAT = "format"  # not a plain npy array
     SHAPE = "shape"
     DTYPE = "dtype"
     LENGTH = "length"
     NOT_FINITE = "not-finite"
     METRICS = "metrics"  # metrics that are not finite, or not those that most clients send
-    EXAMPLES = "examples"  # a number of examples that is no finite positive number
-    DEFENSE = "defense"  # well formed, and rejected by the defense
+    EXAMPLES = "examples"  # the number of examples is not a finite positive number
+    DEFENSE = "defense"  # well formed, but rejected by the defense
+
+
+class Rejection(NamedTuple):
+    """A reply that does not count, or that never arrived."""
+
+    node: int
+    reason: Reason
+    detail: str
 
 
 class BadReply(ValueError):
-    """A reply that is rejected, and the reason."""
+    """Raised while a reply is checked."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
+
+
+def quote_error(error: object) -> str:
+    """An error on one short line without control characters: a client may have written its text."""
+    text = repr(str(error)[:120])
+    return f"{type(error).__name__}: {text}" if isinstance(error, BaseException) else text

@@ -1,1 +1,1 @@
-"""An app whose nodes do without torch: a process is started for every message, and importing it is most of its work."""
+"""An app whose nodes do not import torch, which is most of the work of the process that handles a message."""

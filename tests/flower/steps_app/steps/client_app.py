@@ -1,4 +1,4 @@
-"""What a node does: one step of its own, or nothing at all."""
+"""The client: takes one random step, or never replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = ClientApp()
 @app.train()
 def take_a_step(message: Message, context: Context) -> Message:
     if context.node_config.get("silent"):
-        time.sleep(SILENCE)  # as a node does that has lost its network
+        time.sleep(SILENCE)  # like a node that has lost its network
     rng = np.random.default_rng(int(context.node_config["partition-id"]))
     arrays = message.content.array_records["arrays"]
     moved = {name: Array(array.numpy() + rng.random(array.shape, np.float32)) for name, array in arrays.items()}

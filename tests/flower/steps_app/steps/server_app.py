@@ -1,4 +1,4 @@
-"""What the server does: the guard, and the mean of whatever came in time."""
+"""The server: the mean of all valid replies that arrived in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is killed goes on to the same bits; a checkpoint that does not fit is refused and kept."""
+"""A killed server resumes to the same bits. A checkpoint that does not fit is refused and left untouched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import LocalGrid, arrays_of, honest, model, record
+from federations import LocalGrid, honest, model, record, to_arrays
 from flwr.app import ArrayRecord, Message, MetricRecord
 from strategies import STRATEGIES
 
@@ -25,6 +25,7 @@ from cosdefense.flower import Defended
 from cosdefense.report import write_report
 from cosdefense.runs.checkpoint import DamagedCheckpoint
 from cosdefense.runs.records import RoundRecord, read_run
+from cosdefense.runs.run_folder import RunFolder, RunInUse
 
 ROUNDS = 4
 PAIRS: dict[str, Filter] = {"FedAdam": FoolsGold(), "FedAvgM": RFFL(warm_up=1), "DP, adaptive": FoolsGold()}
@@ -36,11 +37,11 @@ def defended(strategy: str, folder: Path, defense: Filter | Defense | None = Non
 
 
 def accuracy(number: int, arrays: ArrayRecord) -> MetricRecord:
-    return MetricRecord({"accuracy": float(np.abs(arrays_of(arrays)["head.weight"]).mean())})
+    return MetricRecord({"accuracy": float(np.abs(to_arrays(arrays)["head.weight"]).mean())})
 
 
 def run(strategy: str, folder: Path, rounds: int = ROUNDS, grid: LocalGrid | None = None) -> str:
-    """From wherever it stands to the end; the digest of all that comes out."""
+    """Start or resume, and run to the end. Returns the digest of the model and all metrics."""
     result = defended(strategy, folder).start(
         grid or LocalGrid(honest), record(model()), num_rounds=rounds, evaluate_fn=accuracy, resume=True
     )
@@ -53,7 +54,7 @@ def run(strategy: str, folder: Path, rounds: int = ROUNDS, grid: LocalGrid | Non
 
 
 class CountingGrid(LocalGrid):
-    """Says when a reply is pulled."""
+    """Calls `step` before each pull."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(honest)
@@ -64,10 +65,10 @@ class CountingGrid(LocalGrid):
         return super().pull_messages(message_ids)
 
 
-def killed(strategy: str, folder: Path, die_at: int | None) -> bool:
-    """Run in a process of its own that gets SIGKILL at its n-th step: a pull, or a call that makes a file safe."""
+def run_and_kill(strategy: str, folder: Path, at_step: int | None) -> bool:
+    """Run in a child process that gets SIGKILL at its n-th step: a pull, an fsync or a rename. Was it killed?"""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none of them holds a lock here
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: none of them holds a lock here
         child = os.fork()
     if child == 0:
         try:
@@ -76,17 +77,17 @@ def killed(strategy: str, folder: Path, die_at: int | None) -> bool:
             def step() -> None:
                 nonlocal steps
                 steps += 1
-                if steps == die_at:
+                if steps == at_step:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            def announced(call: Callable[..., Any]) -> Callable[..., Any]:
-                def before(*arguments: Any) -> Any:
+            def count(call: Callable[..., Any]) -> Callable[..., Any]:
+                def counted(*arguments: Any) -> Any:
                     step()
                     return call(*arguments)
 
-                return before
+                return counted
 
-            os.fsync, os.replace = announced(os.fsync), announced(os.replace)
+            os.fsync, os.replace = count(os.fsync), count(os.replace)
             (folder.parent / f"{folder.name}.digest").write_text(run(strategy, folder, grid=CountingGrid(step)))
             os._exit(0)
         finally:
@@ -100,18 +101,20 @@ def without_seconds(folder: Path) -> list[RoundRecord]:
     return [replace(r, seconds={}) for r in read_run(folder).rounds]
 
 
-STEPS_PER_ROUND = 8 + 8 + 4  # nodes train, nodes evaluate, two files are written, one of them in two steps and a folder
+STEPS_PER_ROUND = (
+    8 + 8 + 4
+)  # 8 nodes train, 8 evaluate; fsync of the records, fsync and rename of the checkpoint, fsync
 
 
 @pytest.mark.parametrize("strategy", PAIRS)
-def test_a_server_killed_at_random_points_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
+def test_a_server_killed_at_random_steps_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
     expected = run(strategy, tmp_path / "whole")
     generator, kills = random.Random(f"{strategy} 1"), 0
     for attempt in range(10):
         folder = tmp_path / str(attempt)
         for _ in range(2):
-            kills += killed(strategy, folder, die_at=generator.randint(2, 2 * STEPS_PER_ROUND))
-        assert not killed(strategy, folder, die_at=None)
+            kills += run_and_kill(strategy, folder, at_step=generator.randint(2, 2 * STEPS_PER_ROUND))
+        assert not run_and_kill(strategy, folder, at_step=None)
         assert (tmp_path / f"{attempt}.digest").read_text() == expected
         assert without_seconds(folder) == without_seconds(tmp_path / "whole")
     assert kills >= 10
@@ -119,20 +122,20 @@ def test_a_server_killed_at_random_points_ends_with_the_same_model(strategy: str
 
 @pytest.mark.parametrize("strategy", ["FedAdam"])
 def test_a_server_killed_while_it_writes_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
-    """At each of the steps that write a round, and at the last before them."""
+    """At each of the steps that write a round, and at the last step before them."""
     expected = run(strategy, tmp_path / "whole")
-    start = 3 + STEPS_PER_ROUND  # the header's three, and the first round
+    start = 3 + STEPS_PER_ROUND  # three steps for the header, and the first round
     for step in range(start + 15, start + STEPS_PER_ROUND + 1):
         folder = tmp_path / str(step)
-        assert killed(strategy, folder, die_at=step)
+        assert run_and_kill(strategy, folder, at_step=step)
         assert [r.round for r in read_run(folder).rounds][:1] == [0]
-        assert not killed(strategy, folder, die_at=None)
+        assert not run_and_kill(strategy, folder, at_step=None)
         assert (tmp_path / f"{step}.digest").read_text() == expected
         assert [r.round for r in read_run(folder).rounds] == list(range(ROUNDS))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_goes_on_as_if_nothing_had_happened(strategy: str, tmp_path: Path) -> None:
+def test_every_strategy_resumes_to_the_same_bits(strategy: str, tmp_path: Path) -> None:
     results = []
     for stops in ((3,), (1, 2, 3)):
         folder = tmp_path / str(len(stops))
@@ -145,7 +148,7 @@ def test_every_strategy_goes_on_as_if_nothing_had_happened(strategy: str, tmp_pa
     assert results[0] == results[1]
 
 
-def test_a_half_written_line_and_file_are_left_behind(tmp_path: Path) -> None:
+def test_an_incomplete_line_and_a_partial_file_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "cut"
     expected = run("FedAdam", tmp_path / "whole")
     run("FedAdam", folder, rounds=2)
@@ -156,64 +159,87 @@ def test_a_half_written_line_and_file_are_left_behind(tmp_path: Path) -> None:
     assert without_seconds(folder) == without_seconds(tmp_path / "whole")
 
 
-def test_a_finished_run_is_told_again_without_asking_anybody(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_sends_no_messages(tmp_path: Path) -> None:
     first = run("FedAvgM", tmp_path)
     grid = LocalGrid(honest)
     assert run("FedAvgM", tmp_path, grid=grid) == first
     assert grid.pulls == 0
 
 
+def test_two_servers_cannot_write_one_folder(tmp_path: Path) -> None:
+    """The second gets RunInUse and changes nothing; when the first has stopped, it can resume."""
+    run("FedAdam", tmp_path, rounds=2)
+    with RunFolder(tmp_path).lock():
+        assert_refused(tmp_path, "is being written", RunInUse, defended("FedAdam", tmp_path))
+    refused: list[RunInUse] = []
+
+    def resume_meanwhile(message: Message) -> Message:
+        try:
+            defended("FedAdam", tmp_path).start(LocalGrid(honest), record(model()), num_rounds=ROUNDS, resume=True)
+        except RunInUse as error:
+            refused.append(error)
+        return honest(message)
+
+    run("FedAdam", tmp_path, rounds=3, grid=LocalGrid(resume_meanwhile))
+    assert len(refused) == 16  # once per message: eight nodes train and evaluate
+    assert len(read_run(tmp_path).rounds) == 3
+
+
 def test_a_report_is_drawn_from_the_folder(tmp_path: Path) -> None:
     pytest.importorskip("altair")
     run("FedAvgM", tmp_path / "run")
-    found = read_run(tmp_path / "run")
-    assert found.label == "RFFL"
-    assert all(r.accuracy is not None for r in found.rounds)
-    write_report([found], tmp_path / "report", "a federation")
+    written = read_run(tmp_path / "run")
+    assert written.label == "RFFL"
+    assert all(r.accuracy is not None for r in written.rounds)
+    write_report([written], tmp_path / "report", "a federation")
     assert "RFFL" in (tmp_path / "report" / "report.html").read_text()
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def refused(folder: Path, words: str, kind: type[Exception], tried: Defended, arrays: Any = None, **how: Any) -> None:
-    """With a clear error, and nothing in the folder is touched."""
-    before, strategy, state = snapshot(folder), dict(vars(tried.strategy)), tried.state
+def assert_refused(
+    folder: Path, message: str, kind: type[Exception], tried: Defended, arrays: Any = None, **options: Any
+) -> None:
+    """With a clear error; the folder and the strategy stay as they were."""
+    before, strategy, state = read_files(folder), dict(vars(tried.strategy)), tried.state
     grid = LocalGrid(honest)
-    with pytest.raises(kind, match=words):
-        tried.start(grid, record(arrays or model()), num_rounds=ROUNDS, **{"resume": True, **how})
-    assert snapshot(folder) == before
+    with pytest.raises(kind, match=message):
+        tried.start(grid, record(arrays or model()), num_rounds=ROUNDS, **{"resume": True, **options})
+    assert read_files(folder) == before
     assert vars(tried.strategy) == strategy
     assert tried.state is state
     assert grid.pulls == 0
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("FedAdam", folder, rounds=2)
     wider = {name: array.astype(np.float64) if name == "head.bias" else array for name, array in model().items()}
     smaller = {name: array for name, array in model().items() if name != "head.bias"}
-    turned = dict(reversed(model().items()))
+    reordered = dict(reversed(model().items()))
 
     def good() -> Defended:
         return defended("FedAdam", folder)
 
-    refused(folder, "holds a checkpoint already.*resume=True", ValueError, good(), resume=False)
-    refused(folder, r"another model: of 'head.bias' it has .*float32.*this has .*float64", ValueError, good(), wider)
-    refused(folder, r"another model: of 'head.bias' it has .*this has None", ValueError, good(), smaller)
-    refused(folder, "another model: its arrays are in the order", ValueError, good(), turned)
+    assert_refused(folder, "holds a checkpoint.*resume=True", ValueError, good(), resume=False)
+    assert_refused(
+        folder, r"another model: its 'head.bias' is .*float32.*this model has .*float64", ValueError, good(), wider
+    )
+    assert_refused(folder, r"another model: its 'head.bias' is .*this model has None", ValueError, good(), smaller)
+    assert_refused(folder, "another model: its arrays are in the order", ValueError, good(), reordered)
     other = defended("FedAdam", folder, Clip(3.0))
-    refused(folder, r"another defense: it holds .*FoolsGold.*this is .*Clip", ValueError, other)
+    assert_refused(folder, r"another defense: .*FoolsGold.*this is .*Clip", ValueError, other)
     other = defended("FedAvgM", folder, FoolsGold())
-    refused(folder, "another strategy: it holds FedAdam, this is FedAvgM", ValueError, other)
+    assert_refused(folder, "another strategy: FedAdam, this is FedAvgM", ValueError, other)
     other = defended("FedAdam", folder, Defense((FoolsGold(),), Mean()))
-    refused(folder, "another aggregation: it holds by the strategy, this is by the defense", ValueError, other)
-    assert run("FedAdam", folder) == run("FedAdam", tmp_path / "whole")  # and it still goes on
+    assert_refused(folder, "another aggregation: by the strategy, this is by the defense", ValueError, other)
+    assert run("FedAdam", folder) == run("FedAdam", tmp_path / "whole")  # it can still be resumed
 
 
-def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
-    """Cut anywhere or with any one byte changed."""
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Truncated anywhere, or with any one bit changed."""
     whole = tmp_path / "whole"
     run("FedAdam", whole, rounds=2)
     content = (whole / "checkpoint.safetensors").read_bytes()
@@ -225,40 +251,40 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
         flips.append(content[:place] + bytes([content[place] ^ (1 << generator.randrange(8))]) + content[place + 1 :])
     for damaged in cuts + flips:
         (whole / "checkpoint.safetensors").write_bytes(damaged)
-        refused(whole, "checkpoint.safetensors", DamagedCheckpoint, defended("FedAdam", whole))
+        assert_refused(whole, "checkpoint.safetensors", DamagedCheckpoint, defended("FedAdam", whole))
 
 
-def test_records_that_lack_rounds_are_refused_and_kept(tmp_path: Path) -> None:
+def test_records_that_lack_rounds_are_refused(tmp_path: Path) -> None:
     run("FedAdam", tmp_path, rounds=3)
     records = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "records.jsonl").write_text("".join(records[:2] + records[3:]))
-    refused(tmp_path, r"needs rounds 0 to 2.*got 2 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
+    assert_refused(tmp_path, r"needs rounds 0 to 2.*got 2 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
     (tmp_path / "records.jsonl").unlink()
-    refused(tmp_path, r"needs rounds 0 to 2.*got 0 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
+    assert_refused(tmp_path, r"needs rounds 0 to 2.*got 0 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
 
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_records_without_a_checkpoint_are_not_overwritten(tmp_path: Path, resume: bool) -> None:
     run("FedAdam", tmp_path, rounds=3)
     (tmp_path / "checkpoint.safetensors").unlink()
-    refused(tmp_path, "3 rounds.*is missing", ValueError, defended("FedAdam", tmp_path), resume=resume)
+    assert_refused(tmp_path, "3 rounds.*is missing", ValueError, defended("FedAdam", tmp_path), resume=resume)
 
 
-def test_what_cannot_be_written_down_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_attributes_that_cannot_be_saved_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tried = defended("FedAdam", tmp_path)
     tried.strategy.generator = np.random.default_rng(1)  # type: ignore[attr-defined]
     tried.start(LocalGrid(honest), record(model()), num_rounds=3)
     lines = [entry.getMessage() for entry in caplog.records if "not in the checkpoint" in entry.getMessage()]
-    assert lines == ["not in the checkpoint, so a resumed run starts with it anew: FedAdam.generator, a Generator"]
+    assert lines == ["not in the checkpoint, a resumed run starts without its state: FedAdam.generator, a Generator"]
 
 
-def test_reasons_survive_the_file() -> None:
+def test_a_record_with_reasons_can_be_read_back() -> None:
     line = RoundRecord(0, (1, 2**64 - 1), (1.0, 0.0), reasons=(None, "late"))
     assert RoundRecord.from_json(line.to_json()) == line
 
 
-def test_a_federation_that_is_over_says_so_until_it_goes_on(tmp_path: Path) -> None:
-    """What a report calls finished; rounds that are asked for later come before the last line again."""
+def test_a_finished_run_has_a_summary_until_it_is_continued(tmp_path: Path) -> None:
+    """The summary is the last line. Rounds that are requested later replace it with a new one."""
     run("FedAdam", tmp_path, rounds=2)
     first = read_run(tmp_path)
     assert first.summary is not None
@@ -278,13 +304,13 @@ def test_a_federation_that_is_over_says_so_until_it_goes_on(tmp_path: Path) -> N
         (Krum(0.2), "Krum"),
         (Defense((Clip(2.0),), Median()), "clipping-median"),
         (Defense((Clip(3.0),), Median()), "Clip + Median"),
-        (Defense((), Mean()), "guard alone + Mean"),
+        (Defense((), Mean()), "no filter + Mean"),
     ],
 )
-def test_a_defense_goes_by_its_name(tmp_path: Path, defense: Filter | Defense, label: str) -> None:
-    """And the report's settings say who combines: a filter leaves that to the strategy."""
+def test_the_header_names_the_defense(tmp_path: Path, defense: Filter | Defense, label: str) -> None:
+    """By its preset, or by its parts. With a filter alone, the strategy is the aggregator."""
     defended("FedAvg", tmp_path, defense).start(LocalGrid(honest), record(model()), num_rounds=1)
-    found = read_run(tmp_path)
-    assert found.label == label
-    (parts,) = found.header["experiment"]["defenses"]
+    written = read_run(tmp_path)
+    assert written.label == label
+    (parts,) = written.header["experiment"]["defenses"]
     assert ("aggregator" in parts) == isinstance(defense, Defense)

@@ -1,0 +1,192 @@
+"""Checks every reply of a round independently. A malformed reply is rejected with a reason; the others count."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from .arrays import ArraySpec, NDArray, read_arrays
+from .reasons import BadReply, Reason, Rejection, quote_error
+
+Metric = int | float | list[int] | list[float]
+PREFIX_LENGTH = 256  # values of each array; models that were trained differ in the first few
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was sent to the nodes in this round, and what a reply must contain."""
+
+    nodes_by_message: Mapping[str, int]  # message id → node; empty if the transport assigned no ids
+    nodes: frozenset[int]
+    specs: Mapping[str, ArraySpec] | None  # the arrays of the model; None: replies carry metrics only
+    weight_key: str  # the metric that holds a client's number of examples
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], specs: Mapping[str, ArraySpec] | None, weight_key: str) -> Request:
+        """From the messages after they were sent: the transport has written their ids into them."""
+        by_message = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        by_message.pop("", None)
+        return cls(by_message, frozenset(message.metadata.dst_node_id for message in messages), specs, weight_key)
+
+
+@dataclass(frozen=True, eq=False)
+class ValidReply:
+    """A reply that passed all checks."""
+
+    node: int
+    message: Message
+    arrays: Mapping[str, NDArray]  # views of the received bytes
+    metrics: Mapping[str, Metric]  # without the number of examples
+    examples: float
+    prefix_digest: str  # of the metrics and the first values of each array
+
+
+@dataclass
+class CheckedReplies:
+    """The replies of a round, valid and rejected."""
+
+    valid: list[ValidReply] = field(default_factory=list)  # in an order that does not depend on arrival
+    rejected: list[Rejection] = field(default_factory=list)
+
+    def reject(self, node: int, reason: Reason, detail: str) -> None:
+        self.rejected.append(Rejection(node, reason, detail))
+
+
+def check_replies(replies: Iterable[Message], request: Request) -> CheckedReplies:
+    """Check each reply independently: a broken one cannot affect the others."""
+    checked = CheckedReplies()
+    for reply in _iterate(replies, checked):
+        node = 0
+        try:
+            node = _find_node(reply, request)
+            _check_sender(reply, node)
+            checked.valid.append(_read_reply(reply, node, request))
+        except BadReply as bad:
+            checked.reject(node, bad.reason, str(bad))
+        except Exception as error:  # a hostile object may raise anything when it is read
+            checked.reject(node, Reason.UNREADABLE, quote_error(error))
+    _sort(checked.valid)
+    _reject_duplicates(checked)
+    _reject_unusual_metrics(checked)
+    return checked
+
+
+def _iterate(replies: Iterable[Message], checked: CheckedReplies) -> Iterator[Message]:
+    """If the transport fails while it delivers, the replies before the failure count."""
+    try:
+        yield from replies
+    except Exception as error:
+        checked.reject(0, Reason.UNREADABLE, f"the transport failed: {quote_error(error)}")
+
+
+def _find_node(reply: Message, request: Request) -> int:
+    """The node that the answered message was sent to. What the reply claims about its sender is not used."""
+    metadata = reply.metadata
+    if request.nodes_by_message:
+        node = request.nodes_by_message.get(metadata.reply_to_message_id)
+    else:
+        node = metadata.src_node_id
+    if node is None or node not in request.nodes:
+        raise BadReply(
+            Reason.UNSOLICITED, f"it answers no message of this round and claims to be from node {metadata.src_node_id}"
+        )
+    return int(node)
+
+
+def _check_sender(reply: Message, node: int) -> None:
+    if reply.has_error():  # first, because the transport reports lost replies with its own node id
+        raise BadReply(Reason.ERROR, f"the client failed: {quote_error(reply.error.reason)}")
+    if reply.metadata.src_node_id != node:
+        raise BadReply(
+            Reason.UNSOLICITED, f"it comes from node {reply.metadata.src_node_id}, which did not get this message"
+        )
+
+
+def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
+    content = reply.content
+    arrays: Mapping[str, NDArray] = {}
+    if request.specs is not None:
+        if len(content.array_records) != 1:
+            raise BadReply(Reason.RECORDS, f"needs exactly one record of arrays, got {len(content.array_records)}")
+        arrays = read_arrays(next(iter(content.array_records.values())), request.specs)
+    if len(content.metric_records) != 1:
+        raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
+    record: dict[str, Any] = dict(next(iter(content.metric_records.values())))
+    examples = _read_examples(record, request.weight_key)
+    metrics = {key: value for key, value in sorted(record.items()) if key != request.weight_key}
+    for key, value in metrics.items():
+        if not all(_is_finite(number) for number in (value if isinstance(value, list) else [value])):
+            raise BadReply(Reason.METRICS, f"metric {key!r:.40} is not finite")
+    return ValidReply(node, reply, arrays, metrics, examples, _digest(arrays, metrics, PREFIX_LENGTH))
+
+
+def _read_examples(record: Mapping[str, Any], key: str) -> float:
+    if key not in record:
+        raise BadReply(Reason.EXAMPLES, f"needs the metric {key!r}")
+    claim = record[key]
+    if isinstance(claim, bool | list) or not _is_finite(claim) or not claim > 0:
+        raise BadReply(Reason.EXAMPLES, f"{key} needs a finite positive number, got {claim!r:.40}")
+    return float(claim)
+
+
+def _is_finite(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    try:
+        return math.isfinite(float(number))
+    except OverflowError:
+        return False
+
+
+def _sort(replies: list[ValidReply]) -> None:
+    """By content, then by node. Whole models are digested only where their first values are the same."""
+    counts = Counter(reply.prefix_digest for reply in replies)
+    replies.sort(
+        key=lambda reply: (
+            reply.prefix_digest,
+            _digest(reply.arrays, reply.metrics) if counts[reply.prefix_digest] > 1 else "",
+            reply.node,
+        )
+    )
+
+
+def _digest(arrays: Mapping[str, NDArray], metrics: Mapping[str, Metric], first: int | None = None) -> str:
+    """Of all values, or of the first of each array. The memory order of an array makes no difference."""
+    hashed = hashlib.blake2b(repr(sorted(metrics.items())).encode(), digest_size=16)
+    for name, array in arrays.items():
+        hashed.update(name.encode())
+        hashed.update(np.ascontiguousarray(array.flat[:first]).view("u1").data)
+    return hashed.hexdigest()
+
+
+def _reject_duplicates(checked: CheckedReplies) -> None:
+    """One reply per node: the first in sorted order, whichever arrived first."""
+    seen: set[int] = set()
+    for reply in list(checked.valid):
+        if reply.node in seen:
+            checked.valid.remove(reply)
+            checked.reject(reply.node, Reason.DUPLICATE, "another reply of this node counts")
+        seen.add(reply.node)
+
+
+def _reject_unusual_metrics(checked: CheckedReplies) -> None:
+    """Strategies average metrics key by key, so all replies need the keys that most clients send."""
+    if not checked.valid:
+        return
+    votes = Counter(_get_metric_shapes(reply.metrics) for reply in checked.valid)
+    usual = max(votes, key=lambda shapes: (votes[shapes], shapes))
+    for reply in [reply for reply in checked.valid if _get_metric_shapes(reply.metrics) != usual]:
+        checked.valid.remove(reply)
+        checked.reject(reply.node, Reason.METRICS, "not the metrics that most clients send")
+
+
+def _get_metric_shapes(metrics: Mapping[str, Metric]) -> tuple[tuple[str, int], ...]:
+    """Names and lengths; the length of a single number is -1."""
+    return tuple((key, len(value) if isinstance(value, list) else -1) for key, value in sorted(metrics.items()))

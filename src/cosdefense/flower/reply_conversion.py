@@ -1,0 +1,169 @@
+"""Converts replies to updates for the defense, and the outcome to messages for the wrapped strategy and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app.message import make_message
+from flwr.serverapp.strategy import Strategy
+
+from ..core import Cohort, Layout
+from .arrays import SERIALIZATION, NDArray
+from .reply_checks import ValidReply
+
+METRICS = "metrics"  # the record of metrics in rebuilt messages
+
+
+@dataclass(frozen=True, eq=False)
+class ReplyConverter:
+    """For one strategy and one global model. All models it returns have the names, shapes and dtypes of that model."""
+
+    arrays: Mapping[str, NDArray]  # the global model
+    layout: Layout
+    weight_key: str  # the metric that holds the weight of a reply
+    arrays_key: str  # the record of arrays in a message
+
+    @classmethod
+    def of(cls, strategy: Strategy, arrays: Mapping[str, NDArray], head: str | None) -> ReplyConverter:
+        return cls(arrays, Layout.of(arrays, head), get_weight_key(strategy), get_arrays_key(strategy))
+
+    @cached_property
+    def params(self) -> torch.Tensor:
+        """The global model as a vector, in single precision or the model's own if that is higher."""
+        wide = any(array.dtype == np.float64 for array in self.arrays.values())
+        return torch.from_numpy(
+            np.concatenate(
+                [self.arrays[name].reshape(-1) for name, _ in self.layout.shapes],
+                dtype=np.float64 if wide else np.float32,
+            )
+        )
+
+    def to_updates(self, replies: Sequence[ValidReply]) -> torch.Tensor:
+        """One row per reply, written in place: a second copy of all models may not fit into memory."""
+        start = self.params.numpy()
+        # numpy's memory, because it asks for huge pages: the first write to torch's takes four times as long.
+        rows = np.empty((len(replies), len(start)), start.dtype)
+        with np.errstate(over="ignore"):  # the difference of finite numbers may overflow: the defense rejects it
+            for row, reply in zip(rows, replies, strict=True):
+                for name, where in self.layout.slices.items():
+                    array = reply.arrays[name]
+                    shape = array.shape
+                    np.subtract(array, start[where].reshape(shape), out=row[where].reshape(shape))
+        return torch.from_numpy(rows)
+
+    def to_messages(self, accepted: Sequence[ValidReply], received: Cohort, remaining: Cohort) -> list[Message]:
+        """One message per accepted client, with the weight that the filters gave it."""
+        rows = dict(zip(received.clients.tolist(), received.updates, strict=True))
+        messages = []
+        for reply, client, row, weight in zip(
+            accepted, remaining.clients.tolist(), remaining.updates, remaining.weights.tolist(), strict=True
+        ):
+            # The client's own bytes, unless a filter has changed the update.
+            changed = not np.array_equal(row.numpy(), rows[client].numpy())
+            arrays = _serialize(self.to_arrays(received.params + row)) if changed else self._get_sent_arrays(reply)
+            messages.append(self._build_message(reply, arrays, reply.metrics, weight))
+        return messages
+
+    def to_combined_message(
+        self, accepted: Sequence[ValidReply], weights: Sequence[float], params: torch.Tensor
+    ) -> Message:
+        """The aggregate of all accepted clients, as if it came from one client."""
+        metrics = _average_metrics([reply.metrics for reply in accepted], weights)
+        return self._build_message(accepted[0], _serialize(self.to_arrays(params)), metrics, 1.0)
+
+    def to_arrays(self, vector: torch.Tensor) -> dict[str, NDArray]:
+        """The arrays of a vector. Arrays that are not in the vector (integers) are the server's own."""
+        tensors = self.layout.unflatten(vector)
+        return {
+            name: tensors[name].numpy().astype(own.dtype) if name in tensors else own
+            for name, own in self.arrays.items()
+        }
+
+    def to_model(self, record: ArrayRecord) -> ArrayRecord:
+        """The new model, with the shapes and dtypes of the old one. Raises ValueError if that is impossible."""
+        fitted = {}
+        for name, own in self.arrays.items():
+            if not _is_floating(own):
+                fitted[name] = Array(own)
+                continue
+            array = np.asarray(record[name].numpy())
+            if array.shape != own.shape:
+                raise ValueError(f"{name} has shape {array.shape} instead of {own.shape}")
+            with np.errstate(over="ignore"):  # too large for the model's dtype becomes infinity, which is refused below
+                values = array.astype(own.dtype, copy=False)
+            if not np.isfinite(values).all():
+                raise ValueError(f"{name} is not finite")
+            if name.endswith("running_var"):  # filters do not look at buffers, and a negative variance gives NaN
+                values = np.maximum(values, 0)
+            fitted[name] = record[name] if values is array else Array(np.asarray(values))
+        return ArrayRecord(fitted)
+
+    def _get_sent_arrays(self, reply: ValidReply) -> dict[str, Array]:
+        """The client's arrays with its own bytes, which were checked."""
+        (sent,) = reply.message.content.array_records.values()
+        return {
+            name: Array(str(array.dtype), array.shape, SERIALIZATION, sent[name].data)
+            if array.flags.c_contiguous
+            else Array(np.ascontiguousarray(array))
+            for name, array in reply.arrays.items()
+        }
+
+    def _build_message(
+        self, reply: ValidReply, arrays: Mapping[str, Array], metrics: Mapping[str, Any], weight: float
+    ) -> Message:
+        # Integer arrays are counters: their average means nothing, and a client may send any number. The strategy gets
+        # the server's own, as floats, because some strategies multiply arrays in place.
+        clean = {
+            name: arrays[name] if _is_floating(own) else Array(own.astype(np.float64))
+            for name, own in self.arrays.items()
+        }
+        message = build_metrics_message(reply, metrics, self.weight_key, weight)
+        message.content[self.arrays_key] = ArrayRecord(clean)
+        return message
+
+
+def build_metrics_message(reply: ValidReply, metrics: Mapping[str, Any], weight_key: str, weight: float) -> Message:
+    """A new message that holds only these metrics and the weight."""
+    content = RecordDict({METRICS: MetricRecord({**metrics, weight_key: weight})})
+    return make_message(metadata=reply.message.metadata, content=content)
+
+
+def get_weight_key(strategy: Strategy) -> str:
+    return str(_find_attribute(strategy, "weighted_by_key", "num-examples"))
+
+
+def get_arrays_key(strategy: Strategy) -> str:
+    return str(_find_attribute(strategy, "arrayrecord_key", "arrays"))
+
+
+def _find_attribute(strategy: Strategy, name: str, default: str) -> Any:
+    """Of the strategy, or of a strategy that it wraps."""
+    while strategy is not None:
+        if hasattr(strategy, name):
+            return getattr(strategy, name)
+        strategy = getattr(strategy, "strategy", None)  # type: ignore[assignment]
+    return default
+
+
+def _serialize(arrays: Mapping[str, NDArray]) -> dict[str, Array]:
+    return {name: Array(np.asarray(array, order="C")) for name, array in arrays.items()}
+
+
+def _is_floating(array: NDArray) -> bool:
+    return bool(np.issubdtype(array.dtype, np.floating))
+
+
+def _average_metrics(metrics: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    shares = np.array(weights) / sum(weights)
+    return {
+        key: [float(v) for v in shares @ np.array([m[key] for m in metrics], dtype=np.float64)]
+        if isinstance(metrics[0][key], list)
+        else float(shares @ np.array([m[key] for m in metrics], dtype=np.float64))
+        for key in metrics[0]
+    }

@@ -1,0 +1,159 @@
+"""What a wrapped strategy gets, returns and keeps when replies are well formed but extreme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import content, model, reply, send_round, to_arrays, trained
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam
+from malformed import TARGET, honest_body
+from strategies import NODES, STRATEGIES
+
+from cosdefense import Cohort, Filter, Judgment, MissingTrustedData
+from cosdefense.filters import Clip, FLTrust, FoolsGold
+from cosdefense.flower import Defended
+from cosdefense.flower.strategy_state import pack_strategy
+
+ACCEPT_ALL = Clip(1e9)
+
+
+def replies_with(messages: list[Message], change: dict[int, dict[str, Any]]) -> list[Message]:
+    """Honest replies; `change` replaces arrays of some of them."""
+    start = to_arrays(messages[0].content["arrays"])
+    models = [{**trained(start, m.metadata.dst_node_id), **change.get(k, {})} for k, m in enumerate(messages)]
+    return [reply(m, honest_body(arrays)) for m, arrays in zip(messages, models, strict=True)]
+
+
+def pack_state(defended: Defended) -> Any:
+    packed = pack_strategy(defended.strategy)
+    return packed.attributes, [tensor.numpy().tobytes() for tensor in packed.tensors.values()]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # from numpy, in a result that is discarded
+def test_a_momentum_that_would_be_infinite_is_restored() -> None:
+    """FedAdam squares: one client at 1e30 would freeze the model, although all its numbers stay finite."""
+    defended = Defended(FedAdam(**NODES), Clip(1e34), seed=1)
+    messages = send_round(defended, model())
+    before = pack_state(defended)
+    huge = np.full((3, 6), 1e30, np.float32)
+    arrays, metrics = defended.aggregate_train(1, replies_with(messages, {3: {TARGET: huge}}))
+    assert arrays is None
+    assert metrics is not None
+    assert metrics["cosdefense-skipped"] == 1
+    assert defended.record is not None
+    assert "FedAdam.v_t would not be finite" in str(defended.record.skipped)
+    assert pack_state(defended) == before
+    assert defended.aggregate_train(1, replies_with(messages, {}))[0] is not None
+
+
+def test_the_state_of_a_nested_strategy_is_restored_too() -> None:
+    class Failing(DifferentialPrivacyServerSideAdaptiveClipping):
+        def _add_noise_to_aggregated_arrays(self, aggregated: ArrayRecord) -> ArrayRecord:
+            raise ArithmeticError("after FedAdam has moved")
+
+    defended = Defended(Failing(FedAdam(**NODES), 0.1, 8), ACCEPT_ALL, seed=1)
+    messages = send_round(defended, model())
+    before = pack_state(defended)
+    assert defended.aggregate_train(1, replies_with(messages, {}))[0] is None
+    assert pack_state(defended) == before
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_variance_becomes_negative(strategy: str) -> None:
+    """Filters ignore buffers, and a negative variance makes all outputs NaN."""
+    defended = Defended(STRATEGIES[strategy](), ACCEPT_ALL, seed=1)
+    extreme = {k: {"norm.running_var": np.full(6, -1e3, np.float32)} for k in range(5)}
+    arrays, _ = defended.aggregate_train(1, replies_with(send_round(defended, model()), extreme))
+    assert arrays is not None
+    assert (to_arrays(arrays)["norm.running_var"] >= 0).all()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_integer_arrays_keep_the_value_of_the_server(strategy: str) -> None:
+    defended = Defended(STRATEGIES[strategy](), ACCEPT_ALL, seed=1)
+    extreme = {k: {"norm.num_batches_tracked": np.array(10**12)} for k in range(8)}
+    arrays, _ = defended.aggregate_train(1, replies_with(send_round(defended, model()), extreme))
+    assert arrays is not None
+    counter = to_arrays(arrays)["norm.num_batches_tracked"]
+    assert counter == 7
+    assert counter.dtype == np.int64
+
+
+@dataclass(frozen=True)
+class Failing(Filter):
+    """A rule that fails on the numbers it gets."""
+
+    def __call__(self, cohort: Cohort, state: Any) -> tuple[Judgment, Any]:
+        raise ArithmeticError("did not converge")
+
+
+def test_a_failing_defense_skips_the_round() -> None:
+    defended = Defended(STRATEGIES["FedAvg"](), Failing())
+    arrays, _ = defended.aggregate_train(1, replies_with(send_round(defended, model()), {}))
+    assert arrays is None
+    assert defended.record is not None
+    assert "the defense failed: " in str(defended.record.skipped)
+    assert "did not converge" in str(defended.record.skipped)
+
+
+def test_a_defense_without_its_trusted_data_ends_the_run() -> None:
+    """Only the operator can correct this, and no client can cause it."""
+    defended = Defended(STRATEGIES["FedAvg"](), FLTrust())
+    with pytest.raises(MissingTrustedData):
+        defended.aggregate_train(1, replies_with(send_round(defended, model()), {}))
+
+
+def test_an_unknown_head_is_refused_before_training() -> None:
+    with pytest.raises(ValueError, match="head must be one of"):
+        send_round(Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL, head="tail"), model())
+
+
+def test_updates_changed_by_a_filter_reach_the_strategy() -> None:
+    start = model()
+    defended = Defended(STRATEGIES["FedAvg"](), Clip(0.01))
+    messages = send_round(defended, start)
+    arrays, _ = defended.aggregate_train(1, replies_with(messages, {0: {TARGET: np.full((3, 6), 50, np.float32)}}))
+    assert arrays is not None
+    names = ("body.weight", "head.weight", "head.bias")
+    moved = np.concatenate([(to_arrays(arrays)[name] - start[name]).ravel() for name in names])
+    assert 0 < np.linalg.norm(moved) <= 0.01 * 1.01
+
+
+def test_the_weights_of_a_filter_reach_the_strategy() -> None:
+    """FoolsGold gives two identical clients the weight zero; FedAvg averages with its weights."""
+    start = model()
+    defended = Defended(STRATEGIES["FedAvg"](), FoolsGold())
+    messages = send_round(defended, start)
+    rng = np.random.default_rng(4)
+    models = [{k: (a + rng.normal(size=a.shape)).astype(a.dtype) for k, a in start.items()} for _ in range(8)]
+    models[1] = models[0]
+    replies = [reply(m, content(a, {"num-examples": 10})) for m, a in zip(messages, models, strict=True)]
+    arrays, _ = defended.aggregate_train(1, replies)
+    assert arrays is not None
+    assert defended.record is not None
+    weights = dict(zip(defended.record.clients, defended.record.weights, strict=True))
+    shares = np.array([weights[m.metadata.dst_node_id] for m in messages])
+    assert (shares[:2] == 0).all()
+    assert shares[2:].sum() > 0
+    wanted = np.tensordot(shares / shares.sum(), np.array([a[TARGET] for a in models]), axes=1)
+    assert np.allclose(to_arrays(arrays)[TARGET], wanted, atol=1e-5)
+
+
+def test_a_strategy_that_returns_no_model_skips_the_round() -> None:
+    class Empty(FedAdam):
+        def aggregate_train(self, server_round: int, replies: Any) -> tuple[ArrayRecord | None, None]:
+            return None, None
+
+    defended = Defended(Empty(**NODES), ACCEPT_ALL)
+    assert defended.aggregate_train(1, replies_with(send_round(defended, model()), {}))[0] is None
+    assert defended.record is not None
+    assert defended.record.skipped == "Empty returned no model"
+
+
+def test_aggregating_before_configuring_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="needs configure_train"):
+        Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL).aggregate_train(1, [])
