@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import aggregators, attacks, filters, hooks
     from .attacks import Attack
     from .catalog import presets
     from .catalog.registry import get
@@ -24,8 +25,14 @@ if TYPE_CHECKING:
         Need,
         TooFewClients,
         TrustedData,
+        UnknownLayer,
         Verdict,
     )
+    from .simulation.loop import simulate
+    from .simulation.schedule import Schedule
+    from .simulation.world import World
+    from .training.local_sgd import LocalSGD
+    from .training.task import Task
 
 __version__ = "0.1.0"
 
@@ -40,37 +47,27 @@ __all__ = [
     "Judged",
     "Judgment",
     "Layout",
+    "LocalSGD",
     "MissingTrustedData",
     "Need",
+    "Schedule",
+    "Task",
     "TooFewClients",
     "TrustedData",
+    "UnknownLayer",
     "Verdict",
+    "World",
+    "aggregators",
+    "attacks",
+    "filters",
     "get",
+    "hooks",
     "presets",
+    "simulate",
 ]
 
-# A name is looked up when it is first asked for: `cosdefense --help` imports this module too, and needs no torch.
+# A name is imported when it is first used: `cosdefense --help` imports this module too, and needs no torch.
 if not TYPE_CHECKING:
-    _MODULES = {
-        "attacks": ("Attack",),
-        "catalog.registry": ("get",),
-        "core": (
-            "Aggregator",
-            "ClientHook",
-            "ClientTable",
-            "Cohort",
-            "Defense",
-            "Filter",
-            "Judged",
-            "Judgment",
-            "Layout",
-            "MissingTrustedData",
-            "Need",
-            "TooFewClients",
-            "TrustedData",
-            "Verdict",
-        ),
-    }
     _PACKAGES = {
         "aggregators": "aggregators",
         "attacks": "attacks",
@@ -78,15 +75,23 @@ if not TYPE_CHECKING:
         "hooks": "hooks",
         "presets": "catalog.presets",
     }
+    _MODULES = {  # all other names come from core
+        "Attack": "attacks",
+        "LocalSGD": "training.local_sgd",
+        "Schedule": "simulation.schedule",
+        "Task": "training.task",
+        "World": "simulation.world",
+        "get": "catalog.registry",
+        "simulate": "simulation.loop",
+    }
 
     def __getattr__(name: str) -> object:
         if name in _PACKAGES:
             return import_module(f".{_PACKAGES[name]}", __name__)
-        for module, names in _MODULES.items():
-            if name in names:
-                value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
-                return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f".{_MODULES.get(name, 'core')}", __name__), name)
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

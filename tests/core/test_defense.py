@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from cosdefense import Cohort, Defense, Filter, Judgment, Layout, get
-from cosdefense.aggregators import Mean, Median
+from cosdefense import Cohort, Defense, Filter, Judgment, Layout, TooFewClients, get
+from cosdefense.aggregators import Bulyan, Mean, Median
 from cosdefense.core import State
-from cosdefense.filters import Clip, CosDefense, MultiKrum
+from cosdefense.filters import Clip, CosDefense, Krum, MultiKrum
+from cosdefense.hooks import FLWBC
+from doubles import without_type_checks
 
 LINE = Layout((("w", (1,)),), "w", 1)
 
@@ -78,12 +81,91 @@ def test_weights_of_another_precision_are_welcome() -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_rows_that_are_not_finite_stop_at_the_door(poison: float) -> None:
+def test_rows_that_are_not_finite_are_rejected_before_any_filter_runs(poison: float) -> None:
     for name in ("fedavg", "median", "cosdefense", "trimmed-mean", "clipping-median", "krum"):
         defense = get(name)
         verdict, _ = defense(cohort_of([1, 1, poison, 1, 1, 1]), defense.init())
         assert verdict.weights[2] == 0
         assert verdict.update.tolist() == [1.0]
+
+
+def test_judging_and_combining_are_steps_of_their_own() -> None:
+    """Between them stands who is left, with which weights and rows: what another server needs to combine them."""
+    defense = Defense((Below(10), Clip(2.0)), Mean())
+    cohort = replace(cohort_of([1, 20, math.nan, 4]), weights=torch.tensor([1.0, 1.0, 1.0, 3.0]))
+    judged, state = defense.judge(cohort, defense.init())
+    assert judged.received is cohort
+    assert judged.accepted.clients.tolist() == [0, 3]
+    assert judged.rows.tolist() == [0, 3]
+    assert judged.accepted.weights.tolist() == [1, 3]
+    assert judged.accepted.updates.flatten().tolist() == [1, 2]  # clipped
+    assert state == (3, None, None)
+    verdict, after = defense.combine(judged, state)
+    whole, expected = defense(cohort, defense.init())
+    assert verdict.update.tolist() == whole.update.tolist() == [7 / 4]
+    assert verdict.weights.tolist() == whole.weights.tolist() == [1, 0, 0, 3]
+    assert after == expected
+    elsewhere = judged.verdict()
+    assert elsewhere.update.tolist() == [0.0]
+    assert elsewhere.weights.tolist() == [1, 0, 0, 3]
+    assert elsewhere.skipped is None
+
+
+def test_accepted_are_those_that_count() -> None:
+    """Mean leaves rejected rows where they are, which saves a copy of all others."""
+    judged, _ = Defense((Below(10),), Mean()).judge(cohort_of([1, 20, 3]), (0, None))
+    assert len(judged.remaining) == 3
+    assert judged.accepted.clients.tolist() == [0, 2]
+    judged, _ = Defense((Below(10),), Median()).judge(cohort_of([1, 20, 3]), (0, None))
+    assert len(judged.remaining) == 2
+
+
+def test_too_few_clients_skip_a_round_and_leave_the_memory() -> None:
+    for defense in (Defense((Below(10), Krum()), Mean()), Defense((Below(10),), Bulyan())):
+        with pytest.raises(TooFewClients):
+            defense(cohort_of([1, 2]), defense.init())
+        judged, verdict, state = defense.run_round(cohort_of([1, 2]), defense.init())
+        assert state == defense.init()
+        assert verdict.skipped is not None
+        assert "needs" in verdict.skipped
+        assert verdict.update.tolist() == [0.0]
+        assert verdict.weights.tolist() == [0, 0]
+        assert judged.too_few_clients
+        assert len(judged.accepted) == 0
+
+
+def test_a_round_that_is_not_skipped() -> None:
+    defense, cohort = Defense((Below(10),), Median()), cohort_of([1, 20, 3, 4])
+    judged, verdict, state = defense.run_round(cohort, defense.init())
+    assert (verdict.update.tolist(), state) == ([3.0], (4, None))
+    assert not judged.too_few_clients
+    judged, verdict, state = defense.run_round(cohort, state, combine=False)
+    assert (verdict.update.tolist(), verdict.weights.tolist(), state) == ([0.0], [1, 0, 1, 1], (8, None))
+    assert judged.accepted.updates.flatten().tolist() == [1, 3, 4]
+    judged, verdict, _ = defense.run_round(cohort_of([20, 30]), state, combine=False)
+    assert verdict.skipped == "every client was rejected"
+    assert not judged.too_few_clients
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ((CosDefense(), Mean()), r"Defense.filters must be a tuple, got CosDefense: write .*\(CosDefense\(\.\.\.\),\)"),
+        ((CosDefense, Mean()), r"must be a tuple, got CosDefense: write .*\(CosDefense\(\.\.\.\),\)"),
+        (([CosDefense()], Mean()), r"Defense.filters must be a tuple, got list"),
+        ((Mean(),), "aggregator"),
+        (((CosDefense(),),), "aggregator"),
+        (((CosDefense,), Mean()), r"filters\[0\] must be of kind Filter, got a class: write CosDefense\(\.\.\.\)"),
+        (((Clip(), Mean()), Mean()), r"filters\[1\] must be of kind Filter, got Mean. The order is Defense\(\(Filter"),
+        (((), CosDefense()), "Defense.aggregator must be of kind Aggregator, got CosDefense"),
+        (((), Mean), r"Defense.aggregator must be .* got a class: write Mean\(\.\.\.\)"),
+        (((), Mean(), FLWBC()), r"Defense.hooks must be a tuple, got FLWBC: write .*\(FLWBC\(\.\.\.\),\)"),
+        (((), Mean(), (Clip(),)), r"Defense.hooks\[0\] must be of kind ClientHook, got Clip"),
+    ],
+)
+def test_wrong_parts_are_named(parts: tuple[Any, ...], complaint: str) -> None:
+    with without_type_checks(), pytest.raises(TypeError, match=complaint):
+        Defense(*parts)
 
 
 def test_nobody_left_keeps_the_model_and_says_so() -> None:

@@ -60,6 +60,8 @@ class Cohort:
         clients = torch.arange(len(updates)) if clients is None else clients
         if tuple(clients.shape) != (len(updates),):
             raise ValueError(f"clients need shape ({len(updates)},), got {tuple(clients.shape)}")
+        if clients.is_floating_point() or len(set(clients.tolist())) != len(clients):
+            raise ValueError(f"clients must be distinct whole numbers, got {clients.tolist()}")
         weights = updates.new_ones(len(updates)) if weights is None else _check_weights(weights, updates)
         return cls(updates, params, layout, clients.to(updates.device), weights, seed, trusted_data)
 

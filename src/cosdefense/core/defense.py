@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..ops import finite_rows
+from .bare_updates import Array, from_row, to_rows
 from .cohort import Cohort, TooFewClients
-from .parts import Aggregator, ClientHook, Filter, Need, Part, State
+from .global_model import GlobalModel, StateDict
+from .layout import Layout, UnknownLayer
+from .parts import Aggregator, ClientHook, Filter, Need, Part, State, check_part, check_parts
+from .trusted_data import MissingTrustedData, TrustedData
 from .verdict import Judged, Verdict, scatter_rows
 
 
@@ -19,12 +24,22 @@ from .verdict import Judged, Verdict, scatter_rows
 class Defense:
     """Filters, left to right, then one aggregator. A rejected client is not seen again this round.
 
-    Hooks are what honest clients do while they train: the simulator runs them, a server cannot.
+    With a training loop of your own: `apply` for state_dicts, `aggregate` for bare updates. With a `Cohort`: call it.
+
+    Args:
+        filters: Judge the clients, in this order.
+        aggregator: Combines the updates that are left.
+        hooks: What honest clients do while they train: the simulator runs them, a server cannot.
     """
 
     filters: tuple[Filter, ...]
     aggregator: Aggregator
     hooks: tuple[ClientHook, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_parts("filters", self.filters, Filter)
+        check_part("aggregator", self.aggregator, Aggregator)
+        check_parts("hooks", self.hooks, ClientHook)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -86,6 +101,110 @@ class Defense:
         *memories, last = state
         update, last = self.aggregator(judged.remaining, last)
         return judged.verdict(update), (*memories, last)
+
+    @torch.no_grad()
+    def apply(
+        self,
+        global_state_dict: nn.Module | StateDict,
+        client_state_dicts: Sequence[nn.Module | StateDict],
+        memory: State = None,
+        *,
+        clients: Sequence[int] | Tensor | None = None,
+        weights: Sequence[float] | Tensor | None = None,
+        head: str | None = None,
+        seed: int = 0,
+        trusted_data: TrustedData | None = None,
+    ) -> tuple[dict[str, Tensor], Verdict, State]:
+        """One round on state_dicts: the new global state_dict, the verdict, and the memory for the next round.
+
+        The new state_dict has the keys, dtypes and devices of the old one. Integer buffers stay the server's, tied
+        weights stay tied. Half precision is computed in float32. Modules are taken as well as state_dicts; a module
+        also says which parameters are frozen, which then do not count in any score.
+
+        Args:
+            global_state_dict: The model that every client started from.
+            client_state_dicts: The clients' models after training.
+            memory: What the last round returned. None: the first round.
+            clients: Whole numbers that identify the clients across rounds, for rules with memory per client.
+                None: 0, 1, 2, … in the order of the list.
+            weights: How much each client counts, such as numbers of samples that you can trust. None: all the same.
+            head: The classifier's weight matrix, for rules that look at it. None: found as `Layout` describes.
+            seed: For rules that draw at random. Give every round its own.
+            trusted_data: Clean data at the server, for rules that need it.
+
+        Raises:
+            TooFewClients: A rule needs more clients.
+            UnknownLayer: A rule looks at the classifier, and `head` must say which it is.
+            MissingTrustedData: A rule needs clean data at the server.
+        """
+        self._refuse_hooks("apply")
+        model = GlobalModel.of(global_state_dict, head)
+        updates = model.updates(client_state_dicts)
+        cohort = Cohort.of(
+            updates,
+            model.params,
+            model.layout,
+            None if clients is None else torch.as_tensor(clients),
+            weights=None if weights is None else torch.as_tensor(weights),
+            seed=seed,
+            trusted_data=trusted_data,
+        )
+        verdict, memory = self(cohort, self.init() if memory is None else memory)
+        return model.add(verdict.update), verdict, memory
+
+    @overload
+    def aggregate(
+        self, updates: Tensor, *, weights: Sequence[float] | Tensor | None = ..., seed: int = ...
+    ) -> Tensor: ...
+
+    @overload
+    def aggregate(
+        self, updates: Sequence[Sequence[Array]], *, weights: Sequence[float] | Tensor | None = ..., seed: int = ...
+    ) -> list[Array]: ...
+
+    @torch.no_grad()
+    def aggregate(
+        self,
+        updates: Tensor | Sequence[Sequence[Any]],
+        *,
+        weights: Sequence[float] | Tensor | None = None,
+        seed: int = 0,
+    ) -> Tensor | list[Any]:
+        """Combine bare updates into one, without memory of other rounds. Nobody left: an update of zeros.
+
+        Args:
+            updates: A tensor of shape (n, d), or for each client a list of arrays or tensors.
+            weights: How much each client counts. None: all the same.
+            seed: For rules that draw at random. Give every round its own.
+
+        Returns:
+            The same kind: a tensor of shape (d,), or a list of arrays with their shapes and dtypes. Integer arrays
+            come back as zeros.
+
+        Raises:
+            TooFewClients: A rule needs more clients.
+            UnknownLayer: A rule looks at a layer of the global model: use `apply`.
+            MissingTrustedData: A rule needs clean data at the server: use `apply`.
+        """
+        self._refuse_hooks("aggregate")
+        rows = to_rows(updates)
+        layout = Layout((("update", (rows.shape[1],)),), None, rows.shape[1])
+        given = None if weights is None else torch.as_tensor(weights)
+        cohort = Cohort.of(rows, rows.new_zeros(rows.shape[1]), layout, weights=given, seed=seed)
+        try:
+            verdict, _ = self(cohort, self.init())
+        except (UnknownLayer, MissingTrustedData) as problem:
+            raise type(problem)(
+                f"{self} needs more than updates: use apply(global_state_dict, client_state_dicts, …)"
+            ) from problem
+        return from_row(verdict.update, updates if isinstance(updates, Tensor) else updates[0])
+
+    def _refuse_hooks(self, method: str) -> None:
+        if self.hooks:
+            raise ValueError(
+                f"{method} cannot run what clients do while they train: {self.hooks}. Run it in your training, "
+                "and use Defense(filters, aggregator) here"
+            )
 
 
 def _reweight(cohort: Cohort, weights: Float[Tensor, " n"] | Bool[Tensor, " n"]) -> Cohort:

@@ -91,3 +91,26 @@ class ClientHook:
     ) -> Float[Tensor, " d"]:
         """The parameters to go on with; `previous` is the gradient of the step before, None at the first."""
         return params
+
+
+def check_parts(name: str, parts: Any, kind: type) -> None:
+    """Refuse what is not a tuple of such parts, and say how to write it."""
+    if not isinstance(parts, tuple):
+        given = parts if isinstance(parts, type) else type(parts)
+        example = given.__name__ if issubclass(given, kind) else f"My{kind.__name__}"
+        raise TypeError(
+            f"Defense.{name} must be a tuple, got {given.__name__}: write a single one with a comma, ({example}(...),)"
+        )
+    for i, part in enumerate(parts):
+        check_part(f"{name}[{i}]", part, kind)
+
+
+def check_part(where: str, part: Any, kind: type) -> None:
+    """Refuse what is not such a part, and say how to write it."""
+    if isinstance(part, type):
+        raise TypeError(f"Defense.{where} must be of kind {kind.__name__}, got a class: write {part.__name__}(...)")
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"Defense.{where} must be of kind {kind.__name__}, got {type(part).__name__}. "
+            "The order is Defense((Filter(), ...), Aggregator(), (ClientHook(), ...))"
+        )
