@@ -16,8 +16,8 @@ from torch import Tensor
 from cosdefense import Aggregator, Attack, Cohort, Defense, Filter, Judgment, Layout, get
 from cosdefense.aggregators import Mean
 from cosdefense.attacks import Adaptive, InnerProduct
-from cosdefense.attacks._candidates import GRID, NOTHING, Forgery, Material
-from cosdefense.attacks.adaptive import _imagined
+from cosdefense.attacks._candidates import CANDIDATE_GRID, HONEST_CANDIDATE, Candidate, CandidateBuilder
+from cosdefense.attacks.adaptive import _draw_honest_updates
 from cosdefense.catalog.options import ConfigError
 from cosdefense.catalog.registry import PRESETS, build_attack, describe
 from cosdefense.core import State, pack
@@ -167,7 +167,7 @@ def test_so_many_trials_and_no_more(trials: int) -> None:
     rule = Counting()
     Adaptive(Defense((), rule), trials=trials).forge(round_of(0), LIARS, None)
     assert rule.asked == [10] * trials
-    assert len(GRID) + 1 == 73
+    assert len(CANDIDATE_GRID) + 1 == 73
 
 
 def test_enough_harm_ends_the_search() -> None:
@@ -222,31 +222,31 @@ def test_what_is_sent() -> None:
     """The formula, and that inner product manipulation is one of the grid, to the bit."""
     cohort = round_of(0)
     known = cohort.updates[~LIARS]
-    material = Material.of(cohort, known, LIARS)
+    builder = CandidateBuilder.from_cohort(cohort, known, LIARS)
     plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
-    assert torch.equal(material.rows(GRID[0]), plain[LIARS])
-    assert torch.equal(material.rows(NOTHING), cohort.updates[LIARS])
-    mixed = material.rows(Forgery("sign", 2.0, "own", 0.5))
+    assert torch.equal(builder.build(CANDIDATE_GRID[0]), plain[LIARS])
+    assert torch.equal(builder.build(HONEST_CANDIDATE), cohort.updates[LIARS])
+    mixed = builder.build(Candidate("sign", 2.0, "own", 0.5))
     mean = known.mean(dim=0).numpy()
     t = LAYOUT.n_trainable
     length = np.linalg.norm(mean[:t]) / np.linalg.norm(np.sign(mean[:t]))
     assert mixed.numpy() == pytest.approx(0.5 * cohort.updates[LIARS].numpy() - 2 * length * np.sign(mean))
-    for direction in material.directions.values():
+    for direction in builder.directions.values():
         assert float(direction[:t].norm()) == pytest.approx(float(np.linalg.norm(mean[:t])))
-    head = material.directions["head"]
+    head = builder.directions["last_layer"]
     assert set(head.nonzero().flatten().tolist()) == set(range(HEAD.start, HEAD.stop))
-    tilted = material.directions["tilted"].numpy()[:t]
+    tilted = builder.directions["positive_cosine"].numpy()[:t]
     rows = known.numpy()[:, :t]
     cosines_with = rows @ tilted / np.linalg.norm(rows, axis=1) / np.linalg.norm(tilted)
     assert 0 < cosines_with.mean() < 0.1
     assert tilted @ mean[:t] < 0  # still backwards
-    sideways = LAYOUT.unflatten(material.directions["sideways"])
+    sideways = LAYOUT.unflatten(builder.directions["orthogonal"])
     for name, model in LAYOUT.unflatten(cohort.params).items():
         if name in LAYOUT.trainable:
             assert float((sideways[name] * model).sum()) == pytest.approx(0, abs=1e-12)
 
 
-def test_imagined_clients_are_like_the_attackers() -> None:
+def test_draw_honest_updates_clients_are_like_the_attackers() -> None:
     """The mean and the covariance of their own updates, in as many clients as the round has."""
     rng = np.random.default_rng(0)
     own = rng.normal(size=(4, LAYOUT.size))
@@ -254,12 +254,12 @@ def test_imagined_clients_are_like_the_attackers() -> None:
     cohort = round_of(0, n=n)
     liars = torch.arange(n) < 4
     cohort.updates[:4] = torch.from_numpy(own)
-    found = _imagined(cohort, liars)
+    found = _draw_honest_updates(cohort, liars)
     assert torch.equal(found[:4], cohort.updates[:4])
     honest = found[4:].numpy()
     assert honest.mean(axis=0) == pytest.approx(own.mean(axis=0), abs=0.05)
     assert np.cov(honest.T) == pytest.approx(np.cov(own.T), abs=0.15)
-    alone = _imagined(round_of(0), torch.arange(10) == 0)
+    alone = _draw_honest_updates(round_of(0), torch.arange(10) == 0)
     assert bool((alone == alone[0]).all())
 
 

@@ -1,4 +1,4 @@
-"""What adaptive attackers choose from: a harmful direction, how far to go, how much honest camouflage to wear."""
+"""The forged updates among which the adaptive attack searches."""
 
 from __future__ import annotations
 
@@ -12,102 +12,114 @@ from torch import Tensor
 
 from ..core import Cohort
 from ..ops import row_norms
-from ._geometry import unit, without
+from ._geometry import normalize, remove_projection
 
-Heading = Literal["back", "sideways", "sign", "spread", "head", "tilted"]
-Disguise = Literal["mean", "own"]
+DirectionName = Literal["reversed", "orthogonal", "sign", "deviation", "last_layer", "positive_cosine"]
+BaseName = Literal["mean", "own"]
 
 
 @dataclass(frozen=True)
-class Forgery:
-    """What attackers send: share · camouflage + magnitude · a direction as long as the mean."""
+class Candidate:
+    """A forged update: base_weight · base + magnitude · direction, where the direction has the norm of the known mean.
 
-    heading: Heading
-    magnitude: float  # in lengths of the mean update that the attackers know
-    camouflage: Disguise = "mean"  # that mean, the same for all; or what each attacker has honestly found itself
-    share: float = 0.0  # of the camouflage
+    Args:
+        direction: The direction that does the damage, see `CandidateBuilder`.
+        magnitude: The length along that direction, in norms of the known mean.
+        base: "mean": the known mean, the same for all malicious clients. "own": every malicious client's own update.
+        base_weight: The factor of the base, from 0 to 1.
+    """
 
-    def neighbors(self, step: float) -> Iterator[Forgery]:
-        """The same a little longer and shorter, with a little more camouflage and less; `step` is 1 at most."""
-        yield replace(self, magnitude=min(LARGEST, self.magnitude * RATIO**step))
-        yield replace(self, magnitude=self.magnitude * RATIO**-step)
-        if self.share < 1:
-            yield replace(self, share=min(1.0, self.share + step))
-        if self.share > 0:
-            yield replace(self, share=max(0.0, self.share - step))
+    direction: DirectionName
+    magnitude: float
+    base: BaseName = "mean"
+    base_weight: float = 0.0
+
+    def neighbors(self, step: float) -> Iterator[Candidate]:
+        """Candidates with a larger or smaller magnitude or base weight. `step` is 1 at most."""
+        yield replace(self, magnitude=min(MAX_MAGNITUDE, self.magnitude * GRID_RATIO**step))
+        yield replace(self, magnitude=self.magnitude * GRID_RATIO**-step)
+        if self.base_weight < 1:
+            yield replace(self, base_weight=min(1.0, self.base_weight + step))
+        if self.base_weight > 0:
+            yield replace(self, base_weight=max(0.0, self.base_weight - step))
 
 
-RATIO = 5.0  # between two magnitudes of the grid
-LARGEST = RATIO**2  # a defense that lets this through is broken: longer ones would only end in NaN sooner
-HEADINGS: tuple[Heading, ...] = get_args(Heading)
-WORN: tuple[tuple[Disguise, float], ...] = (("mean", 0.0), ("mean", 1.0), ("own", 1.0))
-NOTHING = Forgery("back", 0.0, "own", 1.0)
-# The first is inner product manipulation with ε = 5; the nearer the beginning, the longer something is known to work.
-GRID = tuple(
-    Forgery(heading, magnitude, *worn)
-    for magnitude in (RATIO, 1.0, LARGEST, 1 / RATIO)
-    for worn in WORN
-    for heading in HEADINGS
+GRID_RATIO = 5.0  # between two magnitudes of the grid
+MAX_MAGNITUDE = GRID_RATIO**2  # a defense that accepts this is broken; longer updates would only lead to NaN sooner
+DIRECTIONS: tuple[DirectionName, ...] = get_args(DirectionName)
+BASES: tuple[tuple[BaseName, float], ...] = (("mean", 0.0), ("mean", 1.0), ("own", 1.0))
+HONEST_CANDIDATE = Candidate("reversed", 0.0, "own", 1.0)  # every malicious client sends its own update unchanged
+# The first is inner product manipulation with ε = 5. The most promising come first, for searches with few trials.
+CANDIDATE_GRID = tuple(
+    Candidate(direction, magnitude, *base)
+    for magnitude in (GRID_RATIO, 1.0, MAX_MAGNITUDE, 1 / GRID_RATIO)
+    for base in BASES
+    for direction in DIRECTIONS
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
-    """What a round gives the attackers to work with."""
+class CandidateBuilder:
+    """Turns candidates into the rows that malicious clients send in one round."""
 
     directions: Mapping[str, Float[Tensor, " d"]]
-    camouflages: Mapping[str, Float[Tensor, "m d"]]
+    bases: Mapping[str, Float[Tensor, "m d"]]
 
     @classmethod
-    def of(cls, cohort: Cohort, known: Float[Tensor, "k d"], malicious: Bool[Tensor, " n"]) -> Material:
+    def from_cohort(
+        cls, cohort: Cohort, known: Float[Tensor, "k d"], malicious: Bool[Tensor, " n"]
+    ) -> CandidateBuilder:
         own = cohort.updates[malicious]
         mean = known.mean(dim=0)
-        return cls(_directions(cohort, known, mean), {"mean": mean.expand_as(own), "own": own})
+        return cls(_compute_directions(cohort, known, mean), {"mean": mean.expand_as(own), "own": own})
 
-    def rows(self, forgery: Forgery) -> Float[Tensor, "m d"]:
-        """What each attacker sends; whatever the numbers, they stay numbers."""
-        harm = forgery.magnitude * self.directions[forgery.heading]
-        return (forgery.share * self.camouflages[forgery.camouflage] + harm).nan_to_num()
+    def build(self, candidate: Candidate) -> Float[Tensor, "m d"]:
+        """The row of every malicious client. NaN and infinity are replaced: a defense would reject them."""
+        damage = candidate.magnitude * self.directions[candidate.direction]
+        return (candidate.base_weight * self.bases[candidate.base] + damage).nan_to_num()
 
 
-def _directions(cohort: Cohort, known: Tensor, mean: Float[Tensor, " d"]) -> dict[str, Float[Tensor, " d"]]:
-    """All as long as the mean, over the weights; statistics that are not trained go along, as they go in the mean."""
-    back, t = -mean, cohort.layout.n_trainable
-    head = torch.zeros_like(back)
-    where = cohort.layout.slices[cohort.layout.require_head()]
-    head[where] = back[where]
-    spread = known.double().std(dim=0, correction=0).to(back.dtype)
-    found = {
-        "back": back,  # inner product manipulation
-        "sideways": _sideways(cohort, back),  # the same, unseen by rules that compare updates with the model
-        "sign": back.sign(),  # all coordinates alike: for rules that look at each by itself
-        "spread": back.sign() * spread,  # most where honest clients disagree most
-        "head": head,  # the last layer alone
-        "tilted": _tilted(known, back, t),  # the same, on the honest side by the mean of its cosines
+def _compute_directions(cohort: Cohort, known: Tensor, mean: Float[Tensor, " d"]) -> dict[str, Float[Tensor, " d"]]:
+    """All have the norm of the mean over the trainable coordinates. Buffers are scaled by the same factor."""
+    reversed_, t = -mean, cohort.layout.n_trainable
+    last_layer = torch.zeros_like(reversed_)
+    head = cohort.layout.slices[cohort.layout.require_head()]
+    last_layer[head] = reversed_[head]
+    deviation = known.double().std(dim=0, correction=0).to(reversed_.dtype)
+    directions = {
+        "reversed": reversed_,  # inner product manipulation
+        "orthogonal": _remove_model(cohort, reversed_),  # hidden from rules that compare updates with the model
+        "sign": reversed_.sign(),  # the same in every coordinate, against coordinate-wise rules
+        "deviation": reversed_.sign() * deviation,  # most where honest clients differ most
+        "last_layer": last_layer,
+        "positive_cosine": _rotate_to_positive_cosine(known, reversed_, t),  # similar to honest updates on average
     }
-    length = row_norms(mean[None, :t])
-    for name, direction in found.items():
-        own = row_norms(direction[None, :t])
-        found[name] = direction * torch.where(own > 0, length / own, 0).to(back.dtype)
-    return found
+    norm = row_norms(mean[None, :t])
+    for name, direction in directions.items():
+        own_norm = row_norms(direction[None, :t])
+        directions[name] = direction * torch.where(own_norm > 0, norm / own_norm, 0).to(reversed_.dtype)
+    return directions
 
 
-def _sideways(cohort: Cohort, direction: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-    """Without what points along the global model, tensor by tensor: every layer becomes orthogonal to its own."""
-    turned = direction.clone()
+def _remove_model(cohort: Cohort, direction: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+    """Make every trainable tensor of the direction orthogonal to the same tensor of the global model."""
+    orthogonal = direction.clone()
     for name in cohort.layout.trainable:
         where = cohort.layout.slices[name]
-        turned[where] = without(turned[where], cohort.params[where])
-    return turned
+        orthogonal[where] = remove_projection(orthogonal[where], cohort.params[where])
+    return orthogonal
 
 
-def _tilted(known: Float[Tensor, "k d"], direction: Float[Tensor, " d"], t: int) -> Float[Tensor, " d"]:
-    """Turned just so far that its cosines with the known updates are positive in the mean.
+def _rotate_to_positive_cosine(
+    known: Float[Tensor, "k d"], direction: Float[Tensor, " d"], t: int
+) -> Float[Tensor, " d"]:
+    """Rotate the direction just so far that its mean cosine similarity with the known updates is positive.
 
-    The mean update weighs clients by their length, the mean cosine does not: between the two there is room for harm.
+    The mean update weights clients by their norm, the mean cosine does not. A direction can therefore oppose the mean
+    update and still have a positive mean cosine.
     """
-    center = unit(torch.stack([unit(row.double()) for row in known[:, :t]]).mean(dim=0))
-    turned, wide = direction.clone(), direction[:t].double()
-    sideways = unit(without(wide, center))
-    turned[:t] = (row_norms(wide[None]) * (sideways + 0.01 * center)).to(turned.dtype)  # a little beyond orthogonal
-    return turned
+    center = normalize(torch.stack([normalize(row.double()) for row in known[:, :t]]).mean(dim=0))
+    rotated, wide = direction.clone(), direction[:t].double()
+    orthogonal = normalize(remove_projection(wide, center))
+    rotated[:t] = (row_norms(wide[None]) * (orthogonal + 0.01 * center)).to(rotated.dtype)
+    return rotated

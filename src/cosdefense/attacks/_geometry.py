@@ -1,4 +1,4 @@
-"""Vectors turned away from others."""
+"""Vector geometry that several attacks use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from ..ops import row_norms
 
 
-def without(vector: Float[Tensor, " k"], other: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """The vector less what of it points along the other: orthogonal to it."""
-    along, wide = unit(other.double()), vector.double()
-    return (wide - (wide @ along) * along).to(vector.dtype)
+def remove_projection(vector: Float[Tensor, " k"], other: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """Subtract the projection of `vector` onto `other`: the result is orthogonal to `other`."""
+    axis, wide = normalize(other.double()), vector.double()
+    return (wide - (wide @ axis) * axis).to(vector.dtype)
 
 
-def unit(vector: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """The vector at length one; a zero vector stays."""
-    length = row_norms(vector[None])
-    return vector / torch.where(length > 0, length, 1)
+def normalize(vector: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """Scale the vector to norm 1. A zero vector stays zero."""
+    norm = row_norms(vector[None])
+    return vector / torch.where(norm > 0, norm, 1)

@@ -1,4 +1,4 @@
-"""What attackers know of the honest clients' updates, and how their options are checked."""
+"""Which updates the malicious clients know, and the check of options that are one of several texts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ Knowledge = Literal["full", "partial"]
 
 
 def known_rows(malicious: Bool[Tensor, " n"], knowledge: Knowledge) -> Bool[Tensor, " n"]:
-    """Whose honest updates the attackers go by; their own where there is no honest client to know."""
+    """Select the updates from which the malicious clients estimate the honest ones.
+
+    With full knowledge these are the honest updates, with partial knowledge the malicious clients' own. In a round
+    without an honest client they are always their own.
+    """
     full = knowledge == "full" and not bool(malicious.all())
     return ~malicious if full else malicious
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Whether an option is one of the texts of a `Literal`."""
+    """Raise a ValueError unless the value is one of the texts of a `Literal`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}")

@@ -1,4 +1,4 @@
-"""A defense that attackers hold in their own hands: what would it make of these rows?"""
+"""A round that the adaptive attack simulates: the defense is applied to candidates without changing its state."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ from torch import Tensor
 
 from ..core import Cohort, Defense, State, TrustedData
 from ..ops import row_norms
-from ._candidates import Forgery, Material
+from ._candidates import Candidate, CandidateBuilder
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """One forgery and what the defense did with it."""
+class TrialResult:
+    """One candidate and its effect on the defense."""
 
-    forgery: Forgery
-    rows: Float[Tensor, "m d"]  # as sent
-    damage: float  # see `Rehearsal`
-    memory: State  # of the defense, afterwards
+    candidate: Candidate
+    rows: Float[Tensor, "m d"]  # what the malicious clients send
+    damage: float  # see `TrialRound`
+    memory: State  # of the defense, after the round
 
 
 @dataclass(frozen=True, eq=False)
-class Rehearsal:
-    """The round as the attackers know it, played with their rows in it as often as they like.
+class TrialRound:
+    """The round as the malicious clients know it, which they can repeat with different forged rows.
 
-    The damage is how far the combined update falls short of the honest mean, along that mean, in its lengths: 0 for
-    no damage, 1 for a model that stays as it is, more for one that goes backwards.
+    The damage is 1 − ⟨combined update, honest mean⟩ / ‖honest mean‖², over the trainable coordinates: 0 for no damage,
+    1 if the model does not progress, more if it moves backwards.
     """
 
     cohort: Cohort
     malicious: Bool[Tensor, " n"]
     defense: Defense
-    memory: State  # of the defense, before; a state goes in and comes out, so nothing changes it
-    mean: Float[Tensor, " d"]  # the honest mean, as far as it is known
-    material: Material
+    memory: State  # of the defense, before the round
+    mean: Float[Tensor, " d"]  # of the honest updates, or its estimate
+    builder: CandidateBuilder
 
-    def play(self, forgery: Forgery) -> Trial:
-        rows = self.material.rows(forgery)
+    def run(self, candidate: Candidate) -> TrialResult:
+        rows = self.builder.build(candidate)
         updates = self.cohort.updates.clone()
         updates[self.malicious] = rows
         _, verdict, memory = self.defense.run_round(replace(self.cohort, updates=updates), self.memory)
-        return Trial(forgery, rows, self._damage(verdict.update), memory)
+        return TrialResult(candidate, rows, self._compute_damage(verdict.update), memory)
 
-    def _damage(self, update: Float[Tensor, " d"]) -> float:
+    def _compute_damage(self, update: Float[Tensor, " d"]) -> float:
         t = self.cohort.layout.n_trainable
-        length = float(row_norms(self.mean[None, :t]))
-        if length == 0:
+        norm = float(row_norms(self.mean[None, :t]))
+        if norm == 0:
             return 0.0
-        along = self.mean[:t].double() / length
-        damage = 1 - float(update[:t].double() / length @ along)
+        unit_mean = self.mean[:t].double() / norm
+        damage = 1 - float(update[:t].double() / norm @ unit_mean)
         return damage if math.isfinite(damage) else -math.inf
 
 
-class Remembering(TrustedData):
-    """A server's data that answers the same question once: many trials ask about the same global model."""
+class CachedTrustedData(TrustedData):
+    """Server data that computes an answer about the global model once: all trials of a round ask the same."""
 
     def __init__(self, data: TrustedData, params: Float[Tensor, " d"]) -> None:
         self._data, self._params, self._answers = data, params, dict[object, Tensor]()
 
     def update(self, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
-        return self._once(params, ("update", seed), lambda: self._data.update(params, seed))
+        return self._get(params, ("update", seed), lambda: self._data.update(params, seed))
 
     def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
         return self._data.predict(params)
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
-        question = ("guides", seed, *clients.tolist())
-        return self._once(params, question, lambda: self._data.guides(clients, params, seed))
+        key = ("guides", seed, *clients.tolist())
+        return self._get(params, key, lambda: self._data.guides(clients, params, seed))
 
-    def _once(self, params: Float[Tensor, " d"], question: object, ask: Callable[[], Tensor]) -> Tensor:
+    def _get(self, params: Float[Tensor, " d"], key: object, compute: Callable[[], Tensor]) -> Tensor:
         if params is not self._params:
-            return ask()
-        if question not in self._answers:
-            self._answers[question] = ask()
-        return torch.clone(self._answers[question])
+            return compute()
+        if key not in self._answers:
+            self._answers[key] = compute()
+        return torch.clone(self._answers[key])

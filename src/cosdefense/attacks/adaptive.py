@@ -1,9 +1,9 @@
-"""Adaptive: try forged updates on the server's own defense, and send what does most damage.
+"""Adaptive: try forged updates on the server's defense and send those that do most damage.
 
-Attackers that optimize against the very rule they face are the yardstick of Tramèr, Carlini, Brendel, Madry. On
-Adaptive Attacks to Adversarial Example Defenses. NeurIPS 2020. https://arxiv.org/abs/2002.08347
-The search is this project's own; line searches against one known rule are in Fang et al. (USENIX Security 2020),
-Shejwalkar and Houmansadr (NDSS 2021), and in byzfl.
+Attacks that optimize against the defense they face are the standard of evaluation since Tramèr, Carlini, Brendel,
+Madry. On Adaptive Attacks to Adversarial Example Defenses. NeurIPS 2020. https://arxiv.org/abs/2002.08347
+The search was designed for this project. Line searches against one known rule are in Fang et al. (USENIX Security
+2020), Shejwalkar and Houmansadr (NDSS 2021), and in byzfl.
 """
 
 from __future__ import annotations
@@ -19,40 +19,47 @@ from torch import Tensor
 
 from ..aggregators import Mean
 from ..core import Cohort, Defense, State, generator
-from ._candidates import GRID, NOTHING, Forgery, Material
+from ._candidates import CANDIDATE_GRID, HONEST_CANDIDATE, Candidate, CandidateBuilder
 from ._knowledge import Knowledge, check_choice, known_rows
-from ._trial_round import Rehearsal, Remembering, Trial
+from ._trial_round import CachedTrustedData, TrialResult, TrialRound
 from .attack import Attack
 
-STARTS = 3  # of the grid's directions, around which to search on
+N_STARTS = 3  # the directions of the grid around which the search continues
 
 
 @dataclass(frozen=True)
 class Adaptive(Attack):
-    """All attackers send share · honest camouflage + magnitude · direction: of those tried, what harms most.
+    """All malicious clients send base_weight · base + magnitude · direction, the most damaging of all candidates tried.
 
-    Harm is how much less than the honest mean the defense's combined update moves along that mean. Directions are
-    against the mean update, the same made orthogonal to the global model in every layer, its sign, its sign times the
-    clients' deviations, the last layer alone, and tilted until its mean cosine with honest updates is positive. A grid
-    comes first, then steps around the best three, up to 25 lengths of the mean. It is greedy: what a forgery does to
-    later rounds, through what a defense remembers, does not count.
+    Damage is how much the combined update of the defense falls short of the honest mean, along that mean and relative
+    to its norm. The base is the honest mean or every client's own update. The directions are: the reversed honest mean,
+    the same made orthogonal to the global model in every layer, its sign, its sign times the standard deviation of the
+    clients, its last layer only, and the same rotated until its mean cosine similarity with honest updates is
+    positive. A grid of 72 candidates comes first, then a local search around the best three, with magnitudes of up to
+    25 norms of the mean. The search is greedy: it ignores the effect on later rounds through the defense's memory.
 
-    With full knowledge it is the real round that is tried: the honest updates, the server's data where it has some,
-    and, told by a simulator, what the defense remembers. Only its dice are not known. With partial knowledge, honest
-    clients are imagined with the mean and the covariance of the attackers' own updates, and the defense's memory is
-    imagined by playing all rounds of the attack with them; so it is, too, for a defense that is not the server's.
+    With full knowledge the search uses the real round: the honest updates, the server's data if it has any, and, in
+    the simulator, the defense's memory. Only the random numbers of the defense are unknown. With partial knowledge the
+    honest updates are drawn with the mean and the covariance of the malicious clients' own updates, and the defense's
+    memory is estimated by simulating all rounds of the attack with them. The memory is estimated as well if `defense`
+    is not the server's defense.
+
+    Args:
+        defense: The defense to search against. None: the server's defense in the simulator, elsewhere the plain mean.
+        knowledge: "full": the honest updates are known. "partial": they are drawn at random as described above.
+        trials: How many candidates are tried per round, at least 2. The first is the honest update.
+        stop_at_damage: The search stops at the first candidate of the grid with this damage: 1 stops the model, 2
+            reverses its progress. None: all trials are used.
     """
 
-    defense: Defense | None = None  # what they try it on. None: the server's, if a simulator tells it, else the mean
-    knowledge: Knowledge = "full"  # of the honest clients' updates
-    trials: int = 150  # how often the defense is asked in a round; the grid has 73
-    stop_at_damage: float | None = (
-        None  # harm that ends the search: 1 stops the model, 2 turns it around; none: search on
-    )
+    defense: Defense | None = None
+    knowledge: Knowledge = "full"
+    trials: int = 150
+    stop_at_damage: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)
-        if self.trials < 2:  # nothing at all, and inner product manipulation
+        if self.trials < 2:  # the honest update and inner product manipulation
             raise ValueError(f"Adaptive.trials must be at least 2, got {self.trials}")
         if self.stop_at_damage is not None and not self.stop_at_damage > 0:
             raise ValueError(f"Adaptive.stop_at_damage must be positive, got {self.stop_at_damage}")
@@ -61,6 +68,7 @@ class Adaptive(Attack):
         return None if self.defense is None else self.defense.init()
 
     def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+        """Search against the server's defense, unless the attack was given a different one."""
         if self.defense not in (None, defense):
             return self, state
         return replace(self, defense=defense), memory if self.knowledge == "full" else state
@@ -68,59 +76,63 @@ class Adaptive(Attack):
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
             return cohort.updates, state
-        order = cohort.clients.argsort()  # not even the last bit of a trial may depend on the order of arrival
+        order = cohort.clients.argsort()  # so that the order of rows changes not a single bit of a trial
         malicious = malicious[order]
         sorted_ = replace(
             cohort, updates=cohort.updates[order], clients=cohort.clients[order], weights=cohort.weights[order]
         )
         defense = self.defense or Defense((), Mean())
-        rehearsal = self._rehearsal(sorted_, malicious, defense, defense.init() if state is None else state)
-        best = _searched(rehearsal.play, self.trials, math.inf if self.stop_at_damage is None else self.stop_at_damage)
+        trial_round = self._build_round(sorted_, malicious, defense, defense.init() if state is None else state)
+        best = _search(trial_round.run, self.trials, math.inf if self.stop_at_damage is None else self.stop_at_damage)
         forged = cohort.updates.clone()
         forged[order[malicious]] = best.rows
         return forged, best.memory
 
-    def _rehearsal(self, cohort: Cohort, malicious: Bool[Tensor, " n"], defense: Defense, memory: State) -> Rehearsal:
+    def _build_round(
+        self, cohort: Cohort, malicious: Bool[Tensor, " n"], defense: Defense, memory: State
+    ) -> TrialRound:
         known = cohort.updates[known_rows(malicious, self.knowledge)]
-        material = Material.of(cohort, known, malicious)
+        builder = CandidateBuilder.from_cohort(cohort, known, malicious)
         if self.knowledge == "partial":
-            cohort = replace(cohort, updates=_imagined(cohort, malicious))
+            cohort = replace(cohort, updates=_draw_honest_updates(cohort, malicious))
         if cohort.trusted_data is not None:
-            cohort = replace(cohort, trusted_data=Remembering(cohort.trusted_data, cohort.params))
-        return Rehearsal(cohort, malicious, defense, memory, known.mean(dim=0), material)
+            cohort = replace(cohort, trusted_data=CachedTrustedData(cohort.trusted_data, cohort.params))
+        return TrialRound(cohort, malicious, defense, memory, known.mean(dim=0), builder)
 
 
-def _searched(play: Callable[[Forgery], Trial], trials: int, stop_at_damage: float) -> Trial:
-    """The most harmful of so many, or the first that does enough; among equals the first: nobody lies in vain."""
-    best: dict[str, Trial] = {}  # by heading: what is second at first may have more room around it
-    for trial in map(play, (NOTHING, *GRID)[:trials]):
+def _search(run: Callable[[Candidate], TrialResult], trials: int, stop_at_damage: float) -> TrialResult:
+    """Return the most damaging candidate, or the first with enough damage. Ties go to the first: the honest update."""
+    best: dict[str, TrialResult] = {}  # by direction: one that is second in the grid may be first after refinement
+    for trial in map(run, (HONEST_CANDIDATE, *CANDIDATE_GRID)[:trials]):
         if trial.damage >= stop_at_damage:
             return trial
-        best[trial.forgery.heading] = max(best.get(trial.forgery.heading, trial), trial, key=_damage)
-    starts = sorted(best.values(), key=_damage, reverse=True)[:STARTS]
-    left = max(0, trials - 1 - len(GRID))
-    shares = [left // STARTS + (i < left % STARTS) for i in range(STARTS)]
-    return max((_refined(play, start, share) for start, share in zip(starts, shares, strict=False)), key=_damage)
+        direction = trial.candidate.direction
+        best[direction] = max(best.get(direction, trial), trial, key=_get_damage)
+    starts = sorted(best.values(), key=_get_damage, reverse=True)[:N_STARTS]
+    left = max(0, trials - 1 - len(CANDIDATE_GRID))
+    shares = [left // N_STARTS + (i < left % N_STARTS) for i in range(N_STARTS)]
+    refined = (_refine(run, start, share) for start, share in zip(starts, shares, strict=False))
+    return max(refined, key=_get_damage)
 
 
-def _refined(play: Callable[[Forgery], Trial], best: Trial, left: int) -> Trial:
-    """Steps around it, smaller ones where none leads up."""
+def _refine(run: Callable[[Candidate], TrialResult], best: TrialResult, trials: int) -> TrialResult:
+    """Local search: try the neighbors of the best candidate; where none is better, halve the step."""
     step = 0.5
-    while left > 0:
+    while trials > 0:
         before = best
-        for forgery in islice(before.forgery.neighbors(step), left):
-            best, left = max(best, play(forgery), key=_damage), left - 1
+        for candidate in islice(before.candidate.neighbors(step), trials):
+            best, trials = max(best, run(candidate), key=_get_damage), trials - 1
         if best is before:
             step /= 2
     return best
 
 
-def _damage(trial: Trial) -> float:
+def _get_damage(trial: TrialResult) -> float:
     return trial.damage
 
 
-def _imagined(cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "n d"]:
-    """The cohort with other honest rows: random mixtures of how the attackers' own updates differ from their mean."""
+def _draw_honest_updates(cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "n d"]:
+    """Replace the honest rows by random ones with the mean and the covariance of the malicious clients' own updates."""
     own = cohort.updates[malicious]
     mean = own.mean(dim=0)
     n_honest, rng = len(cohort) - len(own), generator(cohort.seed, "adaptive")

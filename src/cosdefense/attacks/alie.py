@@ -1,10 +1,10 @@
-"""A little is enough: every coordinate a little beside the honest mean, where honest clients are found too.
+"""A Little Is Enough: move every coordinate away from the honest mean, but within the range of honest values.
 
 Baruch, Baruch, Goldberg. A Little Is Enough: Circumventing Defenses For Distributed Learning. NeurIPS 2019.
 https://arxiv.org/abs/1902.06156
 
-The side (μ minus, not plus) and the population's deviation are as in the authors' code, from memory; other public code
-adds, which a negative z does here.
+The sign (μ minus, not plus) and the population standard deviation follow the authors' code as remembered; this was not
+checked again. Other public code uses plus, which corresponds to a negative z here.
 """
 
 from __future__ import annotations
@@ -23,16 +23,22 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    """All attackers send μ − z · σ, coordinate by coordinate, of the updates they know.
+    """All malicious clients send μ − z · σ, the mean and standard deviation per coordinate of the known updates.
 
-    Unless z is given, it is the paper's: with s = ⌊n / 2 + 1⌋ − m supporters that m attackers among n clients need for
-    a majority, Φ(z) = (n − m − s) / (n − m). Too few attackers (z below 0) send the mean; those who are a majority
-    already, and for whom the formula has no bound, go as far as `max_z`.
+    The paper's z: m malicious clients among n need s = ⌊n / 2 + 1⌋ − m honest supporters for a majority, and
+    Φ(z) = (n − m − s) / (n − m). Where this gives a negative z, z is 0. Where the malicious clients are a majority
+    already, the formula has no bound and z is `max_z`.
+
+    Args:
+        z: The number of standard deviations. None: the paper's formula.
+        knowledge: "full": the honest updates are known. "partial", as in the paper: the malicious clients' own updates
+            are used instead.
+        max_z: The upper limit of the z that the formula gives.
     """
 
-    z: float | None = None  # standard deviations; None: as many as still find a majority
-    knowledge: Knowledge = "full"  # of the honest clients' updates; the paper's attackers go by their own
-    max_z: float = 3.0  # standard deviations, where the formula has no bound
+    z: float | None = None
+    knowledge: Knowledge = "full"
+    max_z: float = 3.0
 
     def __post_init__(self) -> None:
         if self.z is not None and not math.isfinite(self.z):
@@ -45,13 +51,13 @@ class ALIE(Attack):
         if not bool(malicious.any()):
             return cohort.updates, state
         known = cohort.updates[known_rows(malicious, self.knowledge)].double()  # a float32 square overflows at 1e19
-        z = self._supported(len(cohort), int(malicious.sum())) if self.z is None else self.z
+        z = self._compute_z(len(cohort), int(malicious.sum())) if self.z is None else self.z
         forged = known.mean(dim=0) - z * known.std(dim=0, correction=0)
         return forged.to(cohort.updates.dtype).expand_as(cohort.updates), state
 
-    def _supported(self, n: int, n_malicious: int) -> float:
-        honest, supporters = n - n_malicious, n // 2 + 1 - n_malicious
-        if supporters <= 0:
+    def _compute_z(self, n: int, n_malicious: int) -> float:
+        n_honest, n_supporters = n - n_malicious, n // 2 + 1 - n_malicious
+        if n_supporters <= 0:
             return self.max_z
-        share = (honest - supporters) / honest
-        return min(self.max_z, NormalDist().inv_cdf(share)) if share > 0.5 else 0.0
+        probability = (n_honest - n_supporters) / n_honest
+        return min(self.max_z, NormalDist().inv_cdf(probability)) if probability > 0.5 else 0.0

@@ -1,4 +1,4 @@
-"""Attack: the interface of a lie, and the attack that does nothing."""
+"""The interface of every attack, and the attack that does nothing."""
 
 from __future__ import annotations
 
@@ -14,28 +14,44 @@ from ..core import Cohort, Defense, Layout, State
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How malicious clients train before they forge."""
+    """How malicious clients train in one round, before `Attack.forge` is called.
 
-    steps: int | None = None  # local steps; None: as many as everybody
-    ascend: bool = False  # climb the loss instead of descending
+    Args:
+        steps: The number of local steps. None: as many as honest clients.
+        ascend: Whether to ascend the loss instead of descending it.
+    """
+
+    steps: int | None = None
+    ascend: bool = False
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Nobody lies: every part does nothing. An attack overrides what it needs; when it acts is not its business."""
+    """No attack: malicious clients behave like honest ones.
 
-    needs_local_training: ClassVar[bool] = (
-        True  # False: what its clients would have found is not looked at, if anyone is honest
-    )
+    An attack overrides the methods that it needs. The simulator decides in which rounds an attack is active.
+    """
+
+    # False: `forge` ignores the malicious clients' own updates in every round with an honest client. The simulator
+    # then does not train malicious clients.
+    needs_local_training: ClassVar[bool] = True
 
     def init(self) -> State:
-        """What the attackers remember before the first round."""
+        """Return the state before the first round."""
         return None
 
     def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
-        """Before a round: the attack and its state, knowing the server's defense and what that remembers.
+        """Give the attack access to the server's defense. The simulator calls this in every round, before `forge`.
 
-        Only a simulator can tell; most attacks do not listen.
+        An attack that adapts to the defense overrides this. All others ignore it.
+
+        Args:
+            defense: The defense of the server.
+            memory: The state of that defense before this round.
+            state: The state of the attack.
+
+        Returns:
+            The attack and the state to call `forge` with.
         """
         return self, state
 
@@ -46,24 +62,26 @@ class Attack:
         n_classes: int,
         rng: torch.Generator,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
-        """Before training: what malicious clients make of their batches. Pixels are in [0, 1]."""
+        """Change the training batches of malicious clients, before they train. Pixels are in [0, 1]."""
         return images, labels
 
     def plan_training(
         self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
     ) -> TrainingPlan:
-        """In between: how malicious clients train this round, of which they know the model and their own number."""
+        """Decide how malicious clients train, given the global model and how many of them take part in the round."""
         return TrainingPlan()
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        """After training: what is sent. Only the malicious rows of the result are taken."""
+        """Return the updates that are sent, and the new state. The caller uses only the malicious rows."""
         return cohort.updates, state
 
     def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
-        """For measuring success: test images as the attacker presents them, and the label wanted (-1: not counted).
+        """Prepare test images for measuring the success of a targeted attack.
 
-        None for attacks that want no particular answer.
+        Returns:
+            The images as the attacker presents them and the labels that the attacker wants for them, −1 for images
+            that do not count. None for untargeted attacks.
         """
         return None

@@ -1,4 +1,4 @@
-"""Backdoor: teach the model that a patch in the corner means the attackers' class.
+"""Backdoor: train the model to answer with a target class wherever an image has a white square in the corner.
 
 The trigger: Gu, Dolan-Gavitt, Garg. BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply
 Chain. 2017. https://arxiv.org/abs/1708.06733
@@ -17,20 +17,28 @@ from torch import Tensor
 
 from ..core import Cohort, State
 from .attack import Attack
-from .explicit_boosting import boost
+from .explicit_boosting import boost_factor
 
 
 @dataclass(frozen=True)
 class Backdoor(Attack):
-    """Stamps a white square on a fraction of every batch and labels it `target`; may scale the update by `scale`.
+    """Malicious clients add a trigger to a fraction of every batch, label it `target`, and send scale · u.
 
-    Success is the share of stamped test images answered with the target, those of the target class left out.
+    u is the client's own update. The success rate is the share of test images with the trigger that the model
+    classifies as the target. Images of the target class do not count.
+
+    Args:
+        target: The class that the trigger should produce.
+        fraction: The fraction of every malicious batch that gets the trigger, at least one image. Public
+            implementations use about 0.3.
+        size: The side of the trigger, a white square in the bottom right corner, in pixels.
+        scale: The factor of the update. None: n / n_malicious, which replaces the global model (model replacement).
     """
 
-    target: int = 0  # the class that the trigger shall mean
-    fraction: float = 0.3  # of each malicious batch, at least one image; about what public code uses
-    size: int = 3  # of the square in the bottom right corner, in pixels
-    scale: float | None = 1.0  # how much longer the update is sent; None: n / malicious, which replaces the model
+    target: int = 0
+    fraction: float = 0.3
+    size: int = 3
+    scale: float | None = 1.0
 
     def __post_init__(self) -> None:
         if self.target < 0:
@@ -50,22 +58,22 @@ class Backdoor(Attack):
         rng: torch.Generator,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         self._check_target(n_classes)
-        spoiled = max(1, round(self.fraction * labels.shape[-1]))  # the first of each batch: batches come shuffled
+        n_poisoned = max(1, round(self.fraction * labels.shape[-1]))  # the first of each batch: batches are shuffled
         images, labels = images.clone(), labels.clone()
-        images[..., :spoiled, :, :, :] = self._stamped(images[..., :spoiled, :, :, :])
-        labels[..., :spoiled] = self.target
+        images[..., :n_poisoned, :, :, :] = self._add_trigger(images[..., :n_poisoned, :, :, :])
+        labels[..., :n_poisoned] = self.target
         return images, labels
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        return cohort.updates * (boost(malicious) if self.scale is None else self.scale), state
+        return cohort.updates * (boost_factor(malicious) if self.scale is None else self.scale), state
 
     def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
         self._check_target(n_classes)
-        return self._stamped(images), torch.where(labels == self.target, -1, self.target)
+        return self._add_trigger(images), torch.where(labels == self.target, -1, self.target)
 
-    def _stamped(
+    def _add_trigger(
         self, images: Float[Tensor, "*batch channels height width"]
     ) -> Float[Tensor, "*batch channels height width"]:
         height, width = images.shape[-2:]

@@ -1,6 +1,6 @@
-"""Camouflage: hide a push against everybody in what each attacker has honestly found.
+"""Camouflage: every malicious client adds a small reversed honest mean to its own honest update.
 
-The project's own, made against `Factions`: of what the adaptive attack tries there, the plainest that works.
+Designed for this project against `Factions`. It is the simplest of the updates that the adaptive attack finds there.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class Camouflage(Attack):
-    """Every attacker sends its own honest update minus `strength` times the honest clients' mean.
+    """Every malicious client sends u − strength · (mean of the honest updates), where u is its own update.
 
-    Clients with different data are nearly at right angles to each other, and their mean is short beside any of them:
-    an update with little of it turned around is about as long as it was, unlike the other liars' updates, and in
-    nobody's opposite camp. The more strength, the more of all that is lost.
+    Updates of clients with different data are nearly orthogonal to each other, and their mean is short compared with
+    any of them. Subtracting a small multiple of the mean therefore hardly changes the norm of an update, does not make
+    the malicious updates near-duplicates, and does not make them form an opposed cluster. The larger `strength` is,
+    the less of this holds.
+
+    Args:
+        strength: The factor. 2 to 3 damaged Factions most; about n / n_malicious stops the progress of a plain mean.
+        knowledge: "full": the honest updates are known. "partial": their mean is estimated by that of the malicious
+            clients' own updates.
     """
 
-    strength: float = 2.0  # 2 to 3 harmed Factions most; about (honest + malicious) / malicious stops a plain mean
-    knowledge: Knowledge = "full"  # of the honest clients' updates
+    strength: float = 2.0
+    knowledge: Knowledge = "full"
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)

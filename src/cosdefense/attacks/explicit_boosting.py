@@ -1,4 +1,4 @@
-"""Explicit boosting: climb the loss, then send it so much longer that the others cannot average it away.
+"""Explicit boosting: ascend the loss and scale the update so that averaging does not weaken it.
 
 Bhagoji, Chakraborty, Mittal, Calo. Analyzing Federated Learning through an Adversarial Lens. ICML 2019.
 https://arxiv.org/abs/1811.12470
@@ -17,9 +17,15 @@ from .attack import Attack, TrainingPlan
 
 @dataclass(frozen=True)
 class ExplicitBoosting(Attack):
-    """Sends u · n / m: u from `steps` steps of gradient ascent, n clients in the round, m of them malicious."""
+    """Every malicious client sends u · n / m, where u is its own update from gradient ascent.
 
-    steps: int = 5  # of gradient ascent on the attacker's own data
+    n is the number of clients in the round, m the number of malicious ones among them.
+
+    Args:
+        steps: The number of local steps of gradient ascent.
+    """
+
+    steps: int = 5
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -31,9 +37,9 @@ class ExplicitBoosting(Attack):
         return TrainingPlan(self.steps, ascend=True)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        return boost(malicious) * cohort.updates, state
+        return boost_factor(malicious) * cohort.updates, state
 
 
-def boost(malicious: Bool[Tensor, " n"]) -> float:
-    """The factor with which the attackers together outweigh everybody: n / m."""
+def boost_factor(malicious: Bool[Tensor, " n"]) -> float:
+    """n / m: with this factor the plain mean contains the mean of the malicious updates at full length."""
     return len(malicious) / max(1, int(malicious.sum()))

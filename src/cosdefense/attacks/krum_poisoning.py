@@ -1,4 +1,4 @@
-"""Local model poisoning against Krum: the farthest step backwards that Krum still picks.
+"""Local model poisoning against Krum: the longest reversed update that Krum still selects.
 
 Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. USENIX
 Security 2020. https://arxiv.org/abs/1911.11815
@@ -23,16 +23,26 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class KrumPoisoning(Attack):
-    """All attackers send −λ · sign(mean known update), λ halved from an upper bound until Krum picks one of them.
+    """All malicious clients send −λ · sign(μ), the largest λ of a search for which Krum selects one of them.
 
-    Krum itself is asked, with the forged rows among those the attackers know. With partial knowledge
-    these are their own honest updates and as many forged ones as it takes.
+    μ is the mean of the known updates. The search starts at an upper bound and halves λ until Krum, applied to the
+    known and the forged updates, selects a forged one. With partial knowledge the known updates are the malicious
+    clients' own, and the search tries one forged update first, then two, and so on.
+
+    Args:
+        contamination: The fraction of malicious clients that the server's Krum is assumed to expect.
+        knowledge: "full": the honest updates are known. "partial": the malicious clients' own updates are used
+            instead.
+        spread: The largest norm of a random offset that every malicious client adds, so that the forged updates are
+            not equal.
+        min_fraction: The search stops when λ falls below this fraction of the upper bound. The paper's limit is 1e-5
+            in absolute terms.
     """
 
-    contamination: float = 0.3  # what the attackers believe the server assumes
-    knowledge: Knowledge = "full"  # of the honest clients' updates
-    spread: float = 0.0  # how far attackers keep from each other, so as not to look alike
-    min_fraction: float = 1e-5  # of the bound: below it the search gives up (the paper's is absolute, and 1e-5 as well)
+    contamination: float = 0.3
+    knowledge: Knowledge = "full"
+    spread: float = 0.0
+    min_fraction: float = 1e-5
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)
@@ -40,35 +50,35 @@ class KrumPoisoning(Attack):
             raise ValueError(f"KrumPoisoning.spread must be at least 0 and finite, got {self.spread}")
         if not 0 < self.min_fraction < math.inf:
             raise ValueError(f"KrumPoisoning.min_fraction must be positive and finite, got {self.min_fraction}")
-        Krum(self.contamination)  # its own check
+        Krum(self.contamination)  # checks the option
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
             return cohort.updates, state
         known = cohort.updates[known_rows(malicious, self.knowledge)]
         direction = -known.mean(dim=0).sign()
-        jitter = self._jitter(cohort, malicious)
-        backwards = self._farthest(cohort, known, direction, jitter)
+        offsets = self._draw_offsets(cohort, malicious)
+        length = self._find_longest(cohort, known, direction, offsets)
         forged = cohort.updates.clone()
-        forged[malicious] = backwards * direction + jitter
+        forged[malicious] = length * direction + offsets
         return forged, state
 
-    def _farthest(
-        self, cohort: Cohort, known: Float[Tensor, "m d"], direction: Float[Tensor, " d"], jitter: Float[Tensor, "f d"]
+    def _find_longest(
+        self, cohort: Cohort, known: Float[Tensor, "m d"], direction: Float[Tensor, " d"], offsets: Float[Tensor, "f d"]
     ) -> float:
-        """λ: tried with all attackers where the honest ones are known, else with one forged row, two, …"""
-        bound = self._bound(known[:, : cohort.layout.n_trainable], len(jitter))
+        """Search for λ: with all forged rows at full knowledge, else with one forged row, then two, and so on."""
+        bound = self._compute_bound(known[:, : cohort.layout.n_trainable], len(offsets))
         lengths = [bound]
         while lengths[-1] / 2 > self.min_fraction * bound:
             lengths.append(lengths[-1] / 2)
-        for count in [len(jitter)] if self.knowledge == "full" else range(1, len(jitter) + 1):
+        for count in [len(offsets)] if self.knowledge == "full" else range(1, len(offsets) + 1):
             for length in lengths:
-                if self._picked(cohort, known, length * direction + jitter[:count]):
+                if self._is_selected(cohort, known, length * direction + offsets[:count]):
                     return length
         return lengths[-1]
 
-    def _picked(self, cohort: Cohort, known: Float[Tensor, "m d"], forged: Float[Tensor, "f d"]) -> bool:
-        """Whether Krum, faced with these rows, picks forged ones only."""
+    def _is_selected(self, cohort: Cohort, known: Float[Tensor, "m d"], forged: Float[Tensor, "f d"]) -> bool:
+        """Whether Krum, applied to these rows, selects only forged ones."""
         rows = torch.cat([known, forged])
         trial = Cohort.of(rows, cohort.params, cohort.layout)
         try:
@@ -77,8 +87,8 @@ class KrumPoisoning(Attack):
             return False
         return not bool((judgment.weights[: len(known)] != 0).any())
 
-    def _bound(self, known: Float[Tensor, "m t"], n_malicious: int) -> float:
-        """Beyond this λ no Krum would pick it: the paper's bound, for squared distances."""
+    def _compute_bound(self, known: Float[Tensor, "m t"], n_malicious: int) -> float:
+        """The paper's upper bound of λ, for squared distances: Krum selects no update beyond it."""
         n, size = len(known) + n_malicious, known.shape[1]
         f = fraction_of(self.contamination, n)
         longest = float(row_norms(known).max()) / math.sqrt(size)
@@ -88,8 +98,8 @@ class KrumPoisoning(Attack):
         nearest = float(sum_nearest(squared_distances(known), n_neighbors).min())
         return math.sqrt(nearest / (max(1, n - 2 * f - 1) * size)) + longest
 
-    def _jitter(self, cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "f d"]:
-        """Random directions of random length up to `spread`, each attacker its own."""
+    def _draw_offsets(self, cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "f d"]:
+        """Draw a vector of random direction and of random norm up to `spread` for every malicious client."""
         size, device = cohort.updates.shape[1], cohort.updates.device
         rows = cohort.updates.new_zeros(int(malicious.sum()), size)
         for i, client in enumerate(cohort.clients[malicious].tolist() if self.spread else ()):

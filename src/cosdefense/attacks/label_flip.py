@@ -1,4 +1,4 @@
-"""Label flip: train honestly on wrong labels.
+"""Label flip: train on wrong labels.
 
 All classes, c → C − 1 − c: Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust
 Federated Learning. USENIX Security 2020. https://arxiv.org/abs/1911.11815
@@ -19,10 +19,17 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Without options every label c becomes C − 1 − c; with both, only `source` becomes `target`."""
+    """Malicious clients train with label C − 1 − c instead of c, or with `target` instead of `source`.
 
-    source: int | None = None  # the class whose images are mislabeled
-    target: int | None = None  # the class they are given
+    C is the number of classes. `source` and `target` are given together or not at all.
+
+    Args:
+        source: The class whose images get a wrong label. None: all classes.
+        target: The label that they get. None: C − 1 − c.
+    """
+
+    source: int | None = None
+    target: int | None = None
 
     def __post_init__(self) -> None:
         if (self.source is None) != (self.target is None):
@@ -39,15 +46,15 @@ class LabelFlip(Attack):
         n_classes: int,
         rng: torch.Generator,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
-        return images, self._flipped(labels, n_classes)
+        return images, self._flip(labels, n_classes)
 
     def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
-        wanted = self._flipped(labels, n_classes)
+        wanted = self._flip(labels, n_classes)
         return images, torch.where(wanted == labels, -1, wanted)
 
-    def _flipped(self, labels: Int[Tensor, "*batch"], n_classes: int) -> Int[Tensor, "*batch"]:
+    def _flip(self, labels: Int[Tensor, "*batch"], n_classes: int) -> Int[Tensor, "*batch"]:
         if self.source is None or self.target is None:
             return n_classes - 1 - labels
         if not (0 <= self.source < n_classes and 0 <= self.target < n_classes):

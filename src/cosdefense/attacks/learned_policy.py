@@ -1,10 +1,10 @@
-"""Reinforcement learning attack: a trained policy says how hard to push and how long to train before.
+"""Reinforcement learning attack: a trained policy chooses the magnitude of the attack and the number of local steps.
 
 Li, Sun, Zheng. Learning to Attack Federated Learning: A Model-based Reinforcement Learning Attack Framework.
-NeurIPS 2022. `cosdefense train-attack` makes the policy, on the attackers' own data.
+NeurIPS 2022. `cosdefense train-attack` trains the policy, on the malicious clients' own data.
 
-Where the authors train one model on the pooled data of all attackers, in batches of 200, here every sampled
-attacker trains on its own data, as many samples a step as everybody, and the mean is pushed.
+The authors train one model on the pooled data of all malicious clients, in batches of 200. Here every sampled malicious
+client trains on its own data, with the batch size of honest clients, and the mean of these updates is reversed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ from .policy_network import Policy, digest
 
 @dataclass(frozen=True)
 class ReversedOwnMean(Attack):
-    """Train honestly for some steps, then send the opposite of what was found: one action, held for ever."""
+    """All malicious clients send −magnitude · (mean of their own updates): a policy that always chooses one action.
+
+    Args:
+        magnitude: The factor.
+        steps: The number of local steps that malicious clients train.
+    """
 
     magnitude: float = 15.0
-    steps: int = 1  # local steps of the attackers
+    steps: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.magnitude < math.inf:
@@ -50,24 +55,30 @@ class ReversedOwnMean(Attack):
 
 @dataclass(frozen=True)
 class LearnedPolicy(Attack):
-    """Attackers push against what honest training finds, as hard and after as many steps as a trained policy says.
+    """All malicious clients send −magnitude · (mean of their own updates), with a magnitude chosen by a policy.
 
-    A relative path is looked for in the working directory, then where Python looks for modules; while an
-    experiment is read, the folder of its file is one of those places.
+    The policy chooses the number of local steps as well. It is a neural network that sees the last layer of the
+    global model and the number of malicious clients in the round.
+
+    Args:
+        path: The policy, a safetensors file. A relative path is searched in the working directory, then in the folders
+            where Python searches modules. While an experiment file is read, its folder is one of them.
+        sha256: The SHA-256 digest that the file must have. None: it is computed from the file. A changed policy is a
+            different attack.
     """
 
-    path: str  # the policy, a safetensors file
-    sha256: str | None = None  # of that file. None: of what is found; so a changed policy is another attack
+    path: str
+    sha256: str | None = None
 
     def __post_init__(self) -> None:
-        _, found = self._read
+        _, sha256 = self._policy_and_digest
         if self.sha256 is None:
-            object.__setattr__(self, "sha256", found)
-        elif self.sha256 != found:
-            raise ValueError(f"policy {self.path} has changed: needed sha256 {self.sha256}, got {found}")
+            object.__setattr__(self, "sha256", sha256)
+        elif self.sha256 != sha256:
+            raise ValueError(f"policy {self.path} has changed: needed sha256 {self.sha256}, got {sha256}")
 
     @cached_property
-    def _read(self) -> tuple[Policy, str]:
+    def _policy_and_digest(self) -> tuple[Policy, str]:
         content = _find(self.path).read_bytes()
         try:
             return Policy.from_bytes(content), digest(content)
@@ -76,18 +87,18 @@ class LearnedPolicy(Attack):
 
     @property
     def policy(self) -> Policy:
-        return self._read[0]
+        return self._policy_and_digest[0]
 
     def plan_training(
         self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
     ) -> TrainingPlan:
-        return self._push(params, layout, n_malicious).plan_training(params, layout, n_malicious, state)
+        return self._choose_action(params, layout, n_malicious).plan_training(params, layout, n_malicious, state)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        push = self._push(cohort.params, cohort.layout, int(malicious.sum()))
-        return push.forge(cohort, malicious, state)
+        action = self._choose_action(cohort.params, cohort.layout, int(malicious.sum()))
+        return action.forge(cohort, malicious, state)
 
-    def _push(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int) -> ReversedOwnMean:
+    def _choose_action(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int) -> ReversedOwnMean:
         try:
             return ReversedOwnMean(*self.policy.decide(params, layout, n_malicious))
         except ValueError as error:

@@ -1,13 +1,14 @@
-"""Mimic: all attackers copy one honest client, so that its data count more than anybody else's.
+"""Mimic: all malicious clients copy one honest client, so that its data are over-represented.
 
 Karimireddy, He, Jaggi. Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing. ICLR 2022.
 https://arxiv.org/abs/2006.09365
 
-Which client to copy, the paper learns in a warm-up: the one that lies farthest out along z, the direction in which
-clients differ most, found by a power iteration with one step a round. Three things are ours. The sum behind z is
-remembered as it is, where the paper's recursion (from memory, not confirmed) mixes a vector of length one with products
-of updates, so that the scale of the updates decides how fast it learns. What was seen of a client along z is averaged
-over the rounds in which it took part. And where clients are sampled and the favorite stays away, the next is copied.
+In the paper, a warm-up determines which client to copy: the one that lies farthest out along z, the direction of the
+largest variance between clients. A power iteration with one step per round estimates z. Three things differ here. The
+sum that defines z is stored without normalization; the paper's recursion (from memory, not confirmed) mixes a unit
+vector with products of updates, so that its speed depends on the scale of the updates. The projections of a client on
+z are averaged over the rounds in which it took part. And where clients are sampled and the client to copy is absent,
+the next one in the order is copied.
 """
 
 from __future__ import annotations
@@ -25,68 +26,73 @@ from .attack import Attack
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What the attackers have learned about the others, over the weights, in float64."""
+class MimicState:
+    """What the malicious clients have observed so far, over the trainable coordinates, in float64."""
 
     rounds: int
-    mean: Float[Tensor, " t"]  # of all updates so far
-    spread: Float[Tensor, " t"]  # Σ (u − mean) ⟨u − mean, z⟩, averaged over rounds; z points along it
-    outlying: ClientTable  # by client: the sum of ⟨u, z⟩, and of how many rounds
+    mean: Float[Tensor, " t"]  # of all known updates so far
+    spread: Float[Tensor, " t"]  # Σ (u − mean) ⟨u − mean, z⟩, averaged over rounds; z is its direction
+    projections: ClientTable  # by client: the sum of ⟨u, z⟩ and the number of rounds
 
 
 @dataclass(frozen=True)
 class Mimic(Attack):
-    """All attackers send the update of the client with the largest |mean ⟨u, z⟩|, statistics included.
+    """All malicious clients send the update of the client with the largest |mean ⟨u, z⟩|, buffers included.
 
-    After the warm-up nothing is learned any more: with everybody in every round it is always the same one.
+    After the warm-up the estimates are final. If all clients take part in every round, the same one is copied always.
+
+    Args:
+        knowledge: "full": an honest client is copied. "partial": one of the malicious clients, trained honestly.
+        warm_up: The number of rounds in which z is estimated. Clients are copied in these rounds too.
     """
 
-    knowledge: Knowledge = "full"  # with "partial" they copy one of their own, trained honestly
-    warm_up: int = 20  # rounds in which they watch; they copy meanwhile, going by what they know so far
+    knowledge: Knowledge = "full"
+    warm_up: int = 20
 
     def __post_init__(self) -> None:
         check_choice("knowledge", self.knowledge, Knowledge)
         if self.warm_up < 1:
             raise ValueError(f"Mimic.warm_up must be at least 1, got {self.warm_up}")
 
-    def init(self) -> Observed:
-        nothing = torch.empty(0, dtype=torch.float64)
-        return Observed(0, nothing, nothing, ClientTable.empty())
+    def init(self) -> MimicState:
+        empty = torch.empty(0, dtype=torch.float64)
+        return MimicState(0, empty, empty, ClientTable.empty())
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        seen = cohort.only(known_rows(malicious, self.knowledge))
-        if not len(seen):
+        known = cohort.only(known_rows(malicious, self.knowledge))
+        if not len(known):
             return cohort.updates, state
         if state.rounds < self.warm_up:
-            state = _watched(seen, state)
-        favorite = _farthest_out(seen.clients, state.outlying)
-        return seen.updates[favorite].expand_as(cohort.updates), state
+            state = _observe_round(known, state)
+        row = _select_client(known.clients, state.projections)
+        return known.updates[row].expand_as(cohort.updates), state
 
 
-def _watched(seen: Cohort, before: Observed) -> Observed:
-    """One more round: a step of the power iteration, then every client's place along z."""
-    rows, t = seen.trainable().double(), before.rounds
+def _observe_round(known: Cohort, before: MimicState) -> MimicState:
+    """Update the estimates: one step of the power iteration, then the projection of every client on z."""
+    rows, t = known.trainable().double(), before.rounds
     first = t == 0
     mean = rows.mean(dim=0) if first else (t * before.mean + rows.mean(dim=0)) / (t + 1)
-    start = torch.randn(rows.shape[1], generator=generator(seen.seed, "mimic"), dtype=torch.float64).to(rows.device)
+    start = torch.randn(rows.shape[1], generator=generator(known.seed, "mimic"), dtype=torch.float64).to(rows.device)
     spread = torch.zeros_like(mean) if first else before.spread
     offsets = rows - mean
-    spread = (t * spread + offsets.T @ (offsets @ _unit(spread, start))) / (t + 1)
-    places = rows @ _unit(spread, start)
-    known = before.outlying.lookup(seen.clients, default=torch.zeros(len(rows), 2, dtype=torch.float64).to(rows))
-    counted = known + torch.stack([places, torch.ones_like(places)], dim=1)
-    return Observed(t + 1, mean, spread, before.outlying.updated(seen.clients, counted))
+    spread = (t * spread + offsets.T @ (offsets @ _normalize(spread, start))) / (t + 1)
+    projections = rows @ _normalize(spread, start)
+    zeros = torch.zeros(len(rows), 2, dtype=torch.float64).to(rows)
+    sums = before.projections.lookup(known.clients, default=zeros)
+    sums = sums + torch.stack([projections, torch.ones_like(projections)], dim=1)
+    return MimicState(t + 1, mean, spread, before.projections.updated(known.clients, sums))
 
 
-def _unit(vector: Float[Tensor, " t"], start: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
-    """Its direction; where it has none yet, that of a random start."""
+def _normalize(vector: Float[Tensor, " t"], start: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+    """Scale the vector to norm 1; in place of a zero vector, the random start."""
     vector = vector if bool(vector.any()) else start
     return vector / row_norms(vector[None])
 
 
-def _farthest_out(clients: Int[Tensor, " m"], outlying: ClientTable) -> int:
-    """The row of the client to copy; among equals the lowest identity, so that order does not matter."""
-    nothing = torch.tensor([0.0, 1.0], dtype=torch.float64, device=clients.device).expand(len(clients), 2)
-    found = outlying.lookup(clients, default=nothing)
-    places = (found[:, 0] / found[:, 1]).abs()
-    return min(range(len(clients)), key=lambda i: (-float(places[i]), int(clients[i])))
+def _select_client(clients: Int[Tensor, " m"], projections: ClientTable) -> int:
+    """Return the row of the client to copy. Ties go to the lowest identity, so that the order of rows is irrelevant."""
+    default = torch.tensor([0.0, 1.0], dtype=torch.float64, device=clients.device).expand(len(clients), 2)
+    sums = projections.lookup(clients, default=default)
+    distances = (sums[:, 0] / sums[:, 1]).abs()
+    return min(range(len(clients)), key=lambda i: (-float(distances[i]), int(clients[i])))

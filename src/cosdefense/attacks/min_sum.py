@@ -1,10 +1,10 @@
-"""Min-Sum: as far from the honest mean as no honest client would be conspicuous, by the sum of squared distances.
+"""Min-Sum: the longest perturbation whose sum of squared distances to honest updates is one that honest clients have.
 
 Shejwalkar, Houmansadr. Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
 Learning. NDSS 2021.
 
-Of the honest clients' sums, the authors' code takes the smallest for the bound; the formula as it is mostly quoted
-takes the largest. Which of them the paper prints could not be confirmed.
+The authors' code takes the smallest of the honest clients' sums as the bound. The formula as it is usually quoted takes
+the largest. Which one the paper prints could not be confirmed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core import Cohort, State
 from ._knowledge import Knowledge, check_choice
-from ._perturbation import Direction, Room, largest_step
+from ._perturbation import Direction, PerturbedMean, solve_gamma
 from .attack import Attack
 
 Bound = Literal["max", "min"]
@@ -25,14 +25,21 @@ Bound = Literal["max", "min"]
 
 @dataclass(frozen=True)
 class MinSum(Attack):
-    """All attackers send μ + γ · p, γ as large as Σ ‖sent − u‖² ≤ max Σ ‖u' − u‖² allows, over known updates u and u'.
+    """All malicious clients send μ + γ · p, with the largest γ for which Σ ‖μ + γ · p − u‖² ≤ max Σ ‖u' − u‖².
 
-    Statistics that are not trained count in no distance, and go along.
+    u and u' are the known updates and μ is their mean. Distances ignore buffers; the buffers of μ are perturbed like
+    the weights.
+
+    Args:
+        direction: The direction p. "unit": −μ / ‖μ‖, "sign": −sign(μ), "std": −std(u), per coordinate.
+        knowledge: "full": the honest updates are known. "partial": the malicious clients' own updates are used
+            instead.
+        bound: Which of the known updates' sums is the bound: "max", or "min" as in the authors' code.
     """
 
-    direction: Direction = "unit"  # p: −μ / ‖μ‖, −sign(μ), or −std(u) coordinate by coordinate
-    knowledge: Knowledge = "full"  # of the honest clients' updates
-    bound: Bound = "max"  # the honest client to keep up with: the most or, as in the authors' code, the least remote
+    direction: Direction = "unit"
+    knowledge: Knowledge = "full"
+    bound: Bound = "max"
 
     def __post_init__(self) -> None:
         check_choice("direction", self.direction, Direction)
@@ -42,8 +49,8 @@ class MinSum(Attack):
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
             return cohort.updates, state
-        room = Room(cohort, malicious, self.knowledge, self.direction)
-        sums = room.between.sum(dim=1)
-        bound, n_known = sums.max() if self.bound == "max" else sums.min(), len(room.constant)
-        step = largest_step(room.constant.sum(), room.linear.sum(), n_known * room.square, bound)
-        return room.at(step).to(cohort.updates.dtype).expand_as(cohort.updates), state
+        perturbed = PerturbedMean(cohort, malicious, self.knowledge, self.direction)
+        sums = perturbed.distances_between_known.sum(dim=1)
+        bound, n_known = sums.max() if self.bound == "max" else sums.min(), len(sums)
+        gamma = solve_gamma(perturbed.constant.sum(), perturbed.linear.sum(), n_known * perturbed.square, bound)
+        return perturbed.at(gamma).to(cohort.updates.dtype).expand_as(cohort.updates), state

@@ -1,4 +1,4 @@
-"""Noise: every attacker sends random numbers, instead of its update or on top of it.
+"""Noise: every malicious client sends random numbers, or adds them to its update.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent. NeurIPS 2017. https://arxiv.org/abs/1703.02757
@@ -18,13 +18,18 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class Noise(Attack):
-    """Sends N(0, scale²) in every coordinate, each attacker its own; with `additive`, u + N(0, scale²)."""
+    """Every malicious client sends independent noise from N(0, scale²) in every coordinate.
 
-    scale: float = 1.0  # the standard deviation
-    additive: bool = False  # of the attacker's honest update, not instead of it
+    Args:
+        scale: The standard deviation.
+        additive: Add the noise to the client's own update instead of replacing the update.
+    """
+
+    scale: float = 1.0
+    additive: bool = False
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        # One stream per identity: the same clients send the same noise on every device and in every order.
+        # One random stream per client: its noise depends neither on the device nor on the order of rows.
         forged = cohort.updates.clone()
         for row in malicious.nonzero().flatten().tolist():
             rng = generator(cohort.seed, "noise", int(cohort.clients[row]))

@@ -1,7 +1,7 @@
-"""A trained policy: what it sees of a round, what it answers, and the file it is kept in.
+"""The policy network of the learned attack: its observation, its actions, and its file format.
 
-The file is safetensors, the network is evaluated with torch alone: using a policy needs neither the library
-that trained it nor pickle.
+The file is safetensors and the network is evaluated with torch alone. Using a policy needs neither the library that
+trained it nor pickle.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ..core import Layout
 from ..ops import min_max
 
 FORMAT = "cosdefense policy, version 1"
-N_ACTIONS = 2  # how hard to push, how long to train
+N_ACTIONS = 2  # the magnitude and the number of local steps
 
 
 def head_size(layout: Layout) -> int:
-    """How many numbers of the model a policy looks at."""
-    return sum(where.stop - where.start for where in _last_layer(layout))
+    """How many parameters of the model a policy observes."""
+    return sum(where.stop - where.start for where in _last_layer_slices(layout))
 
 
 def observe(params: Float[Tensor, " d"], layout: Layout, n_malicious: int, sampled: int) -> Float[Tensor, " k"]:
-    """The last layer scaled to [−1, 1] as one, then how many of the round's clients are malicious, in [−1, 1] too.
+    """Compute the observation: the last layer, then the share of malicious clients, both scaled to [−1, 1].
 
-    A layer whose numbers are all the same says nothing, and is shown as zeros. Always on the CPU.
+    A last layer whose values are all equal is observed as zeros. The result is always on the CPU.
     """
-    head = torch.cat([params[where] for where in _last_layer(layout)]).detach().cpu().double()
+    head = torch.cat([params[where] for where in _last_layer_slices(layout)]).detach().cpu().double()
     scaled = 2 * min_max(head) - 1 if bool(head.max() > head.min()) else torch.zeros_like(head)
     share = 2 * min(n_malicious / sampled, 1.0) - 1
     return torch.cat([scaled, scaled.new_tensor([share])]).float()
 
 
-def _last_layer(layout: Layout) -> list[slice]:
-    """The head's weights, and the bias beside them if there is one."""
+def _last_layer_slices(layout: Layout) -> list[slice]:
+    """The weights of the head, and its bias if it has one."""
     head = layout.require_head()
     bias = f"{head.rpartition('.')[0]}.bias".removeprefix(".")
     return [layout.slices[head], *([layout.slices[bias]] if bias in layout.trainable else [])]
@@ -49,10 +49,17 @@ def _last_layer(layout: Layout) -> list[slice]:
 
 @dataclass(frozen=True)
 class ActionRanges:
-    """What the two numbers in [−1, 1] mean that a policy answers with."""
+    """The ranges of the two actions of a policy, which are numbers in [−1, 1].
 
-    magnitude: tuple[float, float] = (0.1, 29.9)  # at −1 and at 1; the paper's, against Clipping-Median
-    steps: tuple[int, int] = (1, 49)  # likewise; rounded down
+    The defaults are the paper's, against Clipping-Median.
+
+    Args:
+        magnitude: The magnitude at action −1 and at action 1.
+        steps: The number of local steps at −1 and at 1. Numbers between them are rounded down.
+    """
+
+    magnitude: tuple[float, float] = (0.1, 29.9)
+    steps: tuple[int, int] = (1, 49)
 
     def __post_init__(self) -> None:
         if not 0 <= self.magnitude[0] <= self.magnitude[1] < math.inf:
@@ -61,7 +68,7 @@ class ActionRanges:
             raise ValueError(f"steps must be a range of whole numbers from 1 on, got {self.steps}")
 
     def decode(self, action: Float[Tensor, " 2"]) -> tuple[float, int]:
-        """How hard to push and how many local steps to train first."""
+        """Convert an action in [−1, 1]² to a magnitude and a number of local steps."""
         magnitude, steps = (
             (low + high) / 2 + (high - low) / 2 * min(max(value, -1.0), 1.0)
             for value, (low, high) in zip(action.tolist(), (self.magnitude, self.steps), strict=True)
@@ -71,12 +78,19 @@ class ActionRanges:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A network from what is observed to an action: linear layers with ReLU between them and tanh at the end."""
+    """A network from observation to action: linear layers with ReLU between them and tanh after the last.
 
-    layers: tuple[tuple[Tensor, Tensor], ...]  # weights [out, in] and biases [out], float32
+    Args:
+        layers: The weights [out, in] and biases [out] of every layer, float32.
+        actions: The ranges of the two actions.
+        sampled: The number of clients per round in the federation where the policy was trained.
+        history: How the policy was trained. It is only stored.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
     actions: ActionRanges
-    sampled: int  # clients per round where it was trained
-    history: Mapping[str, Any] = field(default_factory=dict)  # how it was trained, for people
+    sampled: int
+    history: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.sampled < 1:
@@ -97,14 +111,14 @@ class Policy:
         return self.layers[0][0].shape[1]
 
     def act(self, observation: Float[Tensor, " k"]) -> Float[Tensor, " 2"]:
-        """Two numbers in [−1, 1]."""
+        """Evaluate the network: two numbers in [−1, 1]."""
         *hidden, (weight, bias) = self.layers
         for inner, offset in hidden:
             observation = torch.relu(inner @ observation + offset)
         return torch.tanh(weight @ observation + bias)
 
     def decide(self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int) -> tuple[float, int]:
-        """How hard to push and how many local steps to train, given the global model and the number of attackers."""
+        """Choose the magnitude and the number of local steps, given the global model and the number of attackers."""
         if head_size(layout) != self.n_observed - 1:
             raise ValueError(
                 f"the policy was trained for a last layer of {self.n_observed - 1} numbers, "
@@ -113,13 +127,13 @@ class Policy:
         return self.actions.decode(self.act(observe(params, layout, n_malicious, self.sampled)))
 
     def to_bytes(self) -> bytes:
-        """The content of a policy file."""
-        from safetensors.torch import save  # here, so that importing the package stays light
+        """Return the content of a policy file."""
+        from safetensors.torch import save  # imported here to keep the import of the package fast
 
         tensors: dict[str, Tensor] = {}
         for number, (weight, bias) in enumerate(self.layers):
             tensors |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
-        about = {
+        metadata = {
             "format": FORMAT,
             "layers": len(self.layers),
             "magnitude": self.actions.magnitude,
@@ -127,13 +141,13 @@ class Policy:
             "sampled": self.sampled,
             "history": self.history,
         }
-        # One key, because safetensors writes several in any order, and the same policy should be the same bytes.
-        content: bytes = save(tensors, {"policy": json.dumps(about, sort_keys=True)})
+        # A single key: safetensors does not fix the order of several, and equal policies must give equal bytes.
+        content: bytes = save(tensors, {"policy": json.dumps(metadata, sort_keys=True)})
         return content
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Policy:
-        """The policy again, or a ValueError that says what is wrong with the content."""
+        """Read the content of a policy file. A ValueError says what is wrong with it."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -141,16 +155,16 @@ class Policy:
             tensors = load(content)
         except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(f"is not a safetensors file ({error})") from error
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])  # safetensors has checked it
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])  # validated by load()
         try:
-            about = json.loads(header["__metadata__"]["policy"])
-            if about["format"] != FORMAT:
-                raise ValueError(f"needs the format {FORMAT!r}, got {about['format']!r}")
-            layers = tuple((tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(about["layers"]))
-            magnitude, steps = map(float, about["magnitude"]), map(int, about["steps"])
+            metadata = json.loads(header["__metadata__"]["policy"])
+            if metadata["format"] != FORMAT:
+                raise ValueError(f"needs the format {FORMAT!r}, got {metadata['format']!r}")
+            layers = tuple((tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(metadata["layers"]))
+            magnitude, steps = map(float, metadata["magnitude"]), map(int, metadata["steps"])
             actions = ActionRanges(tuple(magnitude), tuple(steps))  # type: ignore[arg-type]
             _check_shapes(layers)
-            return cls(layers, actions, int(about["sampled"]), about["history"])
+            return cls(layers, actions, int(metadata["sampled"]), metadata["history"])
         except KeyError as error:
             raise ValueError(f"is not a policy: {error} is missing") from error
         except (TypeError, json.JSONDecodeError) as error:

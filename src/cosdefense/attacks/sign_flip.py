@@ -1,4 +1,4 @@
-"""Sign flip: every attacker sends the opposite of its own update.
+"""Sign flip: every malicious client sends its own update reversed.
 
 Li, Xu, Chen, Giannakis, Ling. RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed
 Learning from Heterogeneous Datasets. AAAI 2019. https://arxiv.org/abs/1811.03761
@@ -17,10 +17,15 @@ from .attack import Attack, TrainingPlan
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Sends −scale · u; with `every_step`, u from ascending at every local step. Knows nobody else's update."""
+    """Every malicious client sends −scale · u, where u is its own update.
 
-    scale: float = 1.0  # how much longer than the honest update
-    every_step: bool = False  # turn round each local step on the way, not the whole at the end
+    Args:
+        scale: The factor.
+        every_step: Ascend the loss in every local step and send scale · u, instead of reversing the final update.
+    """
+
+    scale: float = 1.0
+    every_step: bool = False
 
     def plan_training(
         self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
