@@ -57,7 +57,7 @@ def test_nothing_is_learned_after_the_warm_up() -> None:
     _, _, late = play(Mimic(warm_up=5), 12)
     assert late.rounds == early.rounds == 5
     assert torch.equal(late.spread, early.spread)
-    assert torch.equal(late.outlying.rows, early.outlying.rows)
+    assert torch.equal(late.projections.rows, early.projections.rows)
 
 
 def test_slow_twin() -> None:
@@ -76,9 +76,9 @@ def test_slow_twin() -> None:
             sums.setdefault(client, []).append(float(row @ spread / np.linalg.norm(spread)))
     assert state.mean.numpy() == pytest.approx(mean)
     assert state.spread.numpy() == pytest.approx(spread)
-    assert state.outlying.clients.tolist() == list(range(6))
-    assert state.outlying.rows[:, 0].tolist() == pytest.approx([sum(sums[client]) for client in range(6)])
-    assert state.outlying.rows[:, 1].tolist() == [6] * 6
+    assert state.projections.clients.tolist() == list(range(6))
+    assert state.projections.rows[:, 0].tolist() == pytest.approx([sum(sums[client]) for client in range(6)])
+    assert state.projections.rows[:, 1].tolist() == [6] * 6
 
 
 def test_the_direction_is_where_clients_differ_most() -> None:
