@@ -11,6 +11,7 @@ from numpy.random import Generator
 
 from cosdefense.runs.metrics import summarize
 from cosdefense.runs.records import RoundRecord, RunRecord
+from cosdefense.studies.paper.drift import DriftRun, Measurement
 
 ROUNDS, START, SAMPLED, N_CLIENTS, STEPS = 60, 20, 10, 100, 10
 DATASETS = {"paper-mnist": "mnist", "paper-fashion-mnist": "fashion-mnist", "paper-cifar-10": "cifar-10"}
@@ -28,7 +29,7 @@ def paper_runs(seeds: tuple[int, ...] = SEEDS) -> list[RunRecord]:
 
 
 def experiments() -> list[str]:
-    others = ["paper-cifar-10-counters", "paper-scores", "paper-alone"]
+    others = ["paper-cifar-10-counters", "paper-scores"]
     varied = [f"paper-attackers-{share}" for share in (10, 20, 40)] + [f"paper-skew-{q}" for q in ("0.1", "0.3")]
     return [*DATASETS, *others, *varied]
 
@@ -45,8 +46,6 @@ def _pairs(name: str) -> Iterator[tuple[str, str]]:
         yield "inner product", "Clipping-Median"
     elif name == "paper-scores":
         yield from (("none", "CosDefense"), ("inner product", "CosDefense"))
-    elif name == "paper-alone":
-        yield "none", "none"
     else:
         yield from (("inner product", defense) for defense in VARIED)
 
@@ -56,10 +55,7 @@ def make(name: str, attack: str, defense: str, seed: int, rounds: int = ROUNDS, 
     rng = np.random.default_rng([seed, *map(crc32, (name.encode(), attack.encode(), defense.encode()))])
     share = int(name.removeprefix("paper-attackers-")) / 100 if name.startswith("paper-attackers") else 0.3
     header = _header(name, attack, defense, seed, rounds, share) | changes
-    if name == "paper-alone":
-        records = tuple(_alone(rng, number) for number in range(rounds))
-    else:
-        records = tuple(_round(rng, number, name, attack, defense, share) for number in range(rounds))
+    records = tuple(_round(rng, number, name, attack, defense, share) for number in range(rounds))
     return RunRecord(header, records, summarize(records))
 
 
@@ -72,7 +68,7 @@ def _header(name: str, attack: str, defense: str, seed: int, rounds: int, share:
             "seeds": [seed],
             "data": {"dataset": dataset, "malicious": share, "partition": {"name": "label-skew", "q": q}},
             "model": {"name": "paper-cnn"},
-            "training": {"rounds": rounds, "local_steps": STEPS if name == "paper-alone" else 1},
+            "training": {"rounds": rounds, "local_steps": 1},
             "schedule": {"attack_start": START, "defense_start": START},
             "attacks": [{"label": attack, "name": attack}],
             "defenses": [{"label": defense, "name": defense}],
@@ -112,12 +108,15 @@ def _round(rng: Generator, number: int, name: str, attack: str, defense: str, sh
     )
 
 
-def _alone(rng: Generator, number: int) -> RoundRecord:
-    scores = {
-        f"{what}: {layer}": tuple(
-            float(np.exp(-(index + 1) * (number + 1) / 60) + rng.normal(0, 0.01)) for _ in range(10)
-        )
-        for what in ("weights", "changes")
-        for index, layer in enumerate(LAYERS)
-    }
-    return RoundRecord(number, tuple(range(10)), (1.0,) * 10, (False,) * 10, scores=scores, seconds={"train": 0.1})
+def drift_runs(seeds: tuple[int, ...] = SEEDS) -> list[DriftRun]:
+    """Figure 1's experiment."""
+    return [_drift(np.random.default_rng([seed, 99]), seed) for seed in seeds]
+
+
+def _drift(rng: Generator, seed: int) -> DriftRun:
+    def draw(number: int) -> dict[str, list[float]]:
+        means = {layer: np.exp(-(index + 1) * (number + 1) / 60) for index, layer in enumerate(LAYERS)}
+        return {layer: (mean + rng.normal(0, 0.01, 10)).tolist() for layer, mean in means.items()}
+
+    measurements = [Measurement(STEPS * (number + 1), draw(number), draw(number)) for number in range(ROUNDS)]
+    return DriftRun({"experiment": {"name": "paper-drift"}, "seed": seed, "device": "NVIDIA H200"}, tuple(measurements))

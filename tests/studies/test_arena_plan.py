@@ -22,11 +22,11 @@ from cosdefense.filters import Krum, MultiKrum
 from cosdefense.runs.experiment import Experiment
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.studies.arena.plan import FIELDS, Choice, plan
-from cosdefense.studies.study import shipped
+from cosdefense.studies.study import experiments_folder
 
 
 def experiments(*datasets: str, attackers: tuple[float, ...] = (0.3,), **choice: Any) -> list[Experiment]:
-    return [cell.experiment for cell in plan(datasets or ("digits",), attackers, Choice(**choice)).cells]
+    return list(plan(datasets or ("digits",), attackers, Choice(**choice)).runs)
 
 
 def pairs(**choice: Any) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def pairs(**choice: Any) -> list[tuple[str, str]]:
 
 
 def field(dataset: str) -> dict[str, Any]:
-    return tomllib.loads((shipped("arena") / f"{dataset}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((experiments_folder("arena") / f"{dataset}.toml").read_text(encoding="utf-8"))
 
 
 def labels(table: dict[str, Any], kind: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_every_defense_meets_every_attack_once_per_seed() -> None:
 
 
 def test_all_fields_have_the_same_fighters() -> None:
-    assert {path.stem for path in shipped("arena").glob("*.toml")} == set(FIELDS)
+    assert {path.stem for path in experiments_folder("arena").glob("*.toml")} == set(FIELDS)
     first = field(FIELDS[0])
     for dataset in FIELDS[1:]:
         assert field(dataset)["attacks"] == first["attacks"]
@@ -121,8 +121,7 @@ def test_who_cannot_work_is_left_out_and_named(share: float, absent: dict[str, s
     for text, (label, why) in zip(planned.left_out, absent.items(), strict=True):
         assert text.startswith(f"{label} is left out at {share:.0%} attackers on digits: ")
         assert why in text
-    cells = [cell.experiment for cell in planned.cells]
-    present = {cell.attacks[0].label for cell in cells} | {cell.defenses[0].label for cell in cells}
+    present = {run.attacks[0].label for run in planned.runs} | {run.defenses[0].label for run in planned.runs}
     assert not present & set(absent)
     assert plan(["digits"], [share], Choice(defenses=["median"], attacks=["ALIE"])).left_out == ()
 

@@ -16,7 +16,7 @@ from cosdefense.runs.records import RunRecord
 from cosdefense.studies.arena.plan import Choice, plan
 from cosdefense.studies.arena.standings import fields_of
 from cosdefense.studies.arena.tables import arena_tables, in_words
-from cosdefense.studies.study import read_runs_of
+from cosdefense.studies.study import read_planned_runs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "arena"
 
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "arena"
 def runs() -> list[RunRecord]:
     """In the order of the plan that they belong to."""
     planned = plan(["mnist", "fashion-mnist", "cifar-10"], [0.3], Choice(n_seeds=3))
-    return read_runs_of(planned.cells, RESULTS)
+    return read_planned_runs(planned.runs, RESULTS)
 
 
 def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
@@ -57,8 +57,8 @@ def test_what_is_said_of_factions(dataset: str, runs: list[RunRecord]) -> None:
     for run in runs:
         if run.header["experiment"]["data"]["dataset"] == dataset:
             ends[run.header["defense"], run.header["attack"]].append(run.summary["tail_accuracy"])  # type: ignore[index]
-    planned = [cell.experiment for cell in plan([dataset], [0.3]).cells]
-    names = [(experiment.defenses[0].label, experiment.attacks[0].label) for experiment in planned]
+    planned = plan([dataset], [0.3]).runs
+    names = [(run.defenses[0].label, run.attacks[0].label) for run in planned]
     assert {pair: len(values) for pair, values in ends.items()} == Counter(names)
     defenses, attacks = ({pair[i] for pair in names} for i in (0, 1))
     clean = fmean(ends["none", "none"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from cosdefense.data.partition import LabelSkew
 from cosdefense.runs.experiment import Experiment, from_table
 from cosdefense.runs.packed_records import read_pack, write_pack
 from cosdefense.runs.records import read_run
-from cosdefense.runs.single_run import federated, run
-from cosdefense.studies.paper.drift import alone
-from cosdefense.studies.paper.plan import ALL, FIGURES, PAPERS_DATASETS, QUICK, files, plan, published
+from cosdefense.runs.single_run import run
+from cosdefense.studies.paper.plan import ALL, DRIFT, FIGURES, PAPERS_DATASETS, QUICK, files, plan, published
 
 TINY = {
     "data": {"dataset": "digits", "clients": 20},
@@ -28,7 +28,13 @@ TINY = {
 
 
 def experiments(*wanted: str, quick: bool = False) -> list[Experiment]:
-    return [cell.experiment for cell in plan(wanted, quick=quick)]
+    planned = plan(wanted, quick=quick)
+    return [*planned.runs, *planned.drift]
+
+
+def n_runs(*wanted: str, **options: Any) -> int:
+    planned = plan(wanted, **options)
+    return len(planned.runs) + len(planned.drift)
 
 
 def folders(*wanted: str, quick: bool = False) -> set[Path]:
@@ -64,9 +70,9 @@ def test_all_is_every_figure(quick: bool) -> None:
     ],
 )
 def test_how_many_runs_there_are(name: str, in_full: int, quickly: int) -> None:
-    assert len(plan([name])) == in_full
-    assert len(plan([name], quick=True)) == quickly
-    assert len(plan([name], n_seeds=1)) <= quickly + 1  # and the counters
+    assert n_runs(name) == in_full
+    assert n_runs(name, quick=True) == quickly
+    assert n_runs(name, n_seeds=1) <= quickly + 1  # and the counters
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -88,15 +94,16 @@ def test_figures_vary_what_they_say() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_files_exist(figure: str) -> None:
-    assert FIGURES[figure]
-    for ingredient in FIGURES[figure]:
-        assert (files() / f"{ingredient.file}.toml").is_file()
+INGREDIENTS = {ingredient.file for parts in (*FIGURES.values(), (DRIFT,)) for ingredient in parts}
+
+
+@pytest.mark.parametrize("file", sorted(INGREDIENTS))
+def test_files_exist(file: str) -> None:
+    assert (files() / f"{file}.toml").is_file()
 
 
 def test_quick_settings_are_for_files_that_are_used() -> None:
-    assert set(QUICK) <= {ingredient.file for parts in FIGURES.values() for ingredient in parts}
+    assert set(QUICK) <= INGREDIENTS
 
 
 def test_full_settings_are_the_papers() -> None:
@@ -128,28 +135,29 @@ def test_the_attack_is_the_papers() -> None:
 
 def test_seeds() -> None:
     for dataset, n in (("mnist", 5), ("fashion-mnist", 5), ("cifar-10", 2)):
-        found = {(cell.experiment.name, *cell.experiment.seeds) for cell in plan([ALL], datasets=[dataset])}
+        found = {(run.name, *run.seeds) for run in plan([ALL], datasets=[dataset]).runs}
         assert found == {(name, seed) for name, _ in found for seed in range(n)}
-    assert {cell.experiment.seeds for cell in plan([ALL], n_seeds=3)} == {(0,), (1,), (2,)}
-    assert {cell.experiment.seeds for cell in plan([ALL], quick=True)} == {(0,)}
-    assert {cell.experiment.seeds for cell in plan([ALL], quick=True, n_seeds=2)} == {(0,), (1,)}
+    assert {run.seeds for run in plan([ALL], n_seeds=3).runs} == {(0,), (1,), (2,)}
+    assert {run.seeds for run in plan([ALL], quick=True).runs} == {(0,)}
+    assert {run.seeds for run in plan([ALL], quick=True, n_seeds=2).drift} == {(0,), (1,)}
 
 
 def test_datasets_can_be_chosen() -> None:
     chosen = plan(["table3"], datasets=["mnist", "cifar-10"])
-    assert {cell.experiment.data.dataset for cell in chosen} == {"mnist", "cifar-10"}
-    assert {cell.experiment.data.dataset for cell in plan(["table3"])} == set(PAPERS_DATASETS)
+    assert {run.data.dataset for run in chosen.runs} == {"mnist", "cifar-10"}
+    assert {run.data.dataset for run in plan(["table3"]).runs} == set(PAPERS_DATASETS)
+    assert plan([ALL], datasets=["cifar-10"]).drift == ()
 
 
-def test_krum_that_is_told_the_truth_is_not_run_where_nobody_lies() -> None:
+def test_krum_that_is_given_the_number_of_attackers_is_not_run_without_any() -> None:
     pairs = {(e.attacks[0].label, e.defenses[0].label) for e in experiments(ALL)}
     assert ("none", "Krum (its paper)") in pairs
     assert ("none", "Krum") not in pairs
 
 
-def test_only_figure_1_is_played_alone() -> None:
-    assert {cell.play for cell in plan(["figure1"])} == {alone}
-    assert {cell.play for name in FIGURES if name != "figure1" for cell in plan([name])} == {federated}
+def test_only_figure_1_is_no_federation() -> None:
+    assert plan(["figure1"]).runs == ()
+    assert {name for name in FIGURES if plan([name]).drift} == {"figure1"}
 
 
 def test_quick_needs_no_gpu() -> None:

@@ -27,7 +27,20 @@ from cosdefense.studies.paper.page import paper_page_of
 from cosdefense.studies.paper.report import write_paper_report
 from cosdefense.studies.paper.tables import in_words, paper_tables
 from cosdefense.studies.paper.views import COUNTED, paper_of
-from paper_runs import DATASETS, DEFENSES, LAYERS, ROUNDS, START, STEPS, VARIED, experiments, make, paper_runs, runs_of
+from paper_runs import (
+    DATASETS,
+    DEFENSES,
+    LAYERS,
+    ROUNDS,
+    START,
+    STEPS,
+    VARIED,
+    drift_runs,
+    experiments,
+    make,
+    paper_runs,
+    runs_of,
+)
 from synthetic_runs import make_run
 
 Tables = dict[str, list[dict[str, str]]]
@@ -64,12 +77,12 @@ def runs() -> list[RunRecord]:
 
 @pytest.fixture(scope="module")
 def tables(runs: list[RunRecord]) -> Tables:
-    return read(markdown_of(paper_tables(paper_of(runs)), "t"))
+    return read(markdown_of(paper_tables(paper_of(runs, drift_runs())), "t"))
 
 
 @pytest.fixture(scope="module")
 def figures(runs: list[RunRecord]) -> dict[str, Figure]:
-    return paper_figures(paper_of(runs))
+    return paper_figures(paper_of(runs, drift_runs()))
 
 
 def test_table_3_stands_beside_the_papers(runs: list[RunRecord], tables: Tables) -> None:
@@ -160,16 +173,14 @@ def test_runs_of_another_size_are_not_put_into_the_same_figure(runs: list[RunRec
     assert "figure4" not in paper_figures(paper)
 
 
-def test_figure_1_goes_from_input_to_output(runs: list[RunRecord], tables: Tables, figures: dict[str, Figure]) -> None:
-    rows = tables["Figure 1 in numbers: clients alone"]
+def test_figure_1_goes_from_input_to_output(tables: Tables, figures: dict[str, Figure]) -> None:
+    rows = tables["Figure 1 in numbers: clients without averaging"]
     assert [row["Layer"] for row in rows] == ["layer 1", "layer 2", "layer 3", "last layer"]
     assert [row["Tensor"] for row in rows] == list(LAYERS)
-    alone = [run for run in runs if run.experiment == "paper-alone"]
     panels = {panel.title: panel.rows for panel in figures["figure1"].panels}
     assert list(panels) == ["Weights", "Changes"]
     for what, drawn in panels.items():
-        kept = [run.rounds[-1].scores[f"{what.lower()}: 7.weight"] for run in alone]
-        ends = [score for scores in kept for score in scores if score is not None]
+        ends = [end for run in drift_runs() for end in getattr(run.measurements[-1], what.lower())["7.weight"]]
         assert len(ends) == 20
         assert rows[3][f"{what} after {ROUNDS * STEPS}"] == f"{fmean(ends):.3f}"
         assert [row["iteration"] for row in drawn if row["tensor"] == "0.weight"] == [
@@ -224,7 +235,6 @@ FIGURES = {  # experiment → the figures it has enough runs for
     "paper-mnist": {"figure3", "grid", "scores", "rejections", "confusion"},
     "paper-cifar-10-counters": {"figure3", "grid"},
     "paper-scores": {"figure2"},
-    "paper-alone": {"figure1"},
     "paper-attackers-10": set(),
     "paper-skew-0.3": set(),
 }
@@ -240,6 +250,12 @@ def test_what_was_not_run_is_left_out(name: str) -> None:
     text = paper_page_of(runs, paper, tables, figures, "t")
     assert all(f'id="{shown}"' in text for shown in figures)
     assert f"{len(runs)} run{'s' if len(runs) > 1 else ''}, seed 3, on NVIDIA H200." in text
+
+
+def test_figure_1_can_be_all_that_was_run(tmp_path: Path) -> None:
+    report = write_paper_report([], tmp_path, "Again", drift_runs((3,)))
+    assert [path.name for path in report.figures] == ["figure1.png"]
+    assert "1 run, seed 3, on NVIDIA H200." in report.page.read_text(encoding="utf-8")
 
 
 def test_unfinished_runs_are_shown_and_named() -> None:
@@ -275,7 +291,7 @@ def test_two_sizes_of_one_experiment_stay_apart() -> None:
 
 def test_packed_records_give_the_same_tables(runs: list[RunRecord], tmp_path: Path) -> None:
     path = tmp_path / "pack.jsonl.gz"
-    write_pack(path, [compact(run, whole_rounds=run.experiment in ("paper-scores", "paper-alone")) for run in runs])
+    write_pack(path, [compact(run, whole_rounds=run.experiment == "paper-scores") for run in runs])
     small = list(read_pack(path))
     whole, less = paper_of(runs), paper_of(small)
     assert paper_tables(whole) == paper_tables(less)
@@ -299,12 +315,8 @@ def test_labels_cannot_break_a_table() -> None:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    few = [
-        run
-        for name in ("paper-alone", "paper-scores", "paper-attackers-10", "paper-attackers-20")
-        for run in runs_of(name)
-    ]
-    return write_paper_report(few, tmp_path_factory.mktemp("paper") / "out", "Again")
+    few = [run for name in ("paper-scores", "paper-attackers-10", "paper-attackers-20") for run in runs_of(name)]
+    return write_paper_report(few, tmp_path_factory.mktemp("paper") / "out", "Again", drift_runs())
 
 
 def test_page_tables_and_pictures_lie_side_by_side(report: Report) -> None:
@@ -318,7 +330,7 @@ def test_page_tables_and_pictures_lie_side_by_side(report: Report) -> None:
 
 
 def test_the_page_is_well_formed(runs: list[RunRecord], figures: dict[str, Figure]) -> None:
-    paper = paper_of(runs)
+    paper = paper_of(runs, drift_runs())
     text = paper_page_of(runs, paper, paper_tables(paper), figures, "Again")
     assert text == paper_page_of(runs, paper, paper_tables(paper), figures, "Again")
     body = text[: text.index('<script type="application/json"')]

@@ -10,10 +10,11 @@ import pytest
 from cosdefense.report.table import markdown_of
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
+from cosdefense.studies.paper.drift import DriftRun, read_drift
 from cosdefense.studies.paper.plan import plan
 from cosdefense.studies.paper.tables import paper_tables
 from cosdefense.studies.paper.views import paper_of
-from cosdefense.studies.study import read_runs_of
+from cosdefense.studies.study import read_planned_runs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -21,21 +22,33 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 @pytest.fixture(scope="module")
 def runs() -> list[RunRecord]:
     """In the order of the plan that they belong to."""
-    return read_runs_of(plan(["all"]), RESULTS)
+    return read_planned_runs(plan(["all"]).runs, RESULTS)
+
+
+@pytest.fixture(scope="module")
+def drift() -> list[DriftRun]:
+    return read_drift(plan(["all"]).drift, RESULTS)
 
 
 def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
-    assert len(runs) == len(list(read_pack(RESULTS / PACK))) == 200
+    assert len(runs) == len(list(read_pack(RESULTS / PACK))) == 195
     for run in runs:
         assert run.summary is not None
         assert run.n_rounds == run.header["experiment"]["training"]["rounds"]
         assert {"commit", "command", "device", "versions"} <= run.header.keys()
 
 
-def test_the_tables_are_those_of_the_records(runs: list[RunRecord]) -> None:
+def test_figure_1_has_its_runs(drift: list[DriftRun]) -> None:
+    assert [run.header["seed"] for run in drift] == [0, 1, 2, 3, 4]
+    for run in drift:
+        assert [measurement.iteration for measurement in run.measurements] == list(range(20, 1001, 20))
+        assert {"commit", "command", "device", "versions"} <= run.header.keys()
+
+
+def test_the_tables_are_those_of_the_records(runs: list[RunRecord], drift: list[DriftRun]) -> None:
     written = (RESULTS / "tables.md").read_text(encoding="utf-8")
     title = written.splitlines()[0].removeprefix("# ")
-    assert markdown_of(paper_tables(paper_of(runs)), title) == written
+    assert markdown_of(paper_tables(paper_of(runs, drift)), title) == written
 
 
 def test_the_page_repeats_the_tables() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import warnings
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from . import train_attack as train_command
 from .data import data_app
 from .kinds import Kind
 from .options import Changes, DataDir, Device, Draw, GpuShare, Jobs, Json, Out, Publish, RayAddress, Worker
-from .study import Study, finish, processes, run_study
+from .study import Study, finish, finish_drift, processes, run_study
 
 if TYPE_CHECKING:
     from ..runs.experiment import Experiment
@@ -129,13 +130,20 @@ def reproduce(
     Without the extra "report", on a bare GPU machine, the runs are made all the same; the same command draws them where
     it is installed.
     """
+    from ..studies.paper.drift import PACK, read_drift, write_drift
     from ..studies.paper.plan import ALL, files, plan, published
     from ..studies.paper.report import write_paper_report
 
-    cells = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
-    study = Study(tuple(cells), PAPER, ", ".join(what or [ALL]), write_paper_report, published)
+    planned = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, files())
+    if not draw and not worker:
+        finish_drift(planned.drift, folder, place)
+    drift = read_drift(planned.drift, folder)
+    if publish and drift:
+        write_drift(publish / PACK, drift)
+    write = partial(write_paper_report, drift=drift)
+    study = Study(planned.runs, PAPER, ", ".join(what or [ALL]), write, bool(drift), published)
     run_study(study, folder, place, draw=draw, publish=publish, as_json=as_json)
 
 

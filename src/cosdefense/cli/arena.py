@@ -54,15 +54,15 @@ def arena(
     """
     from ..studies.arena.plan import Choice, plan
     from ..studies.arena.report import write_arena_report
-    from ..studies.study import shipped
+    from ..studies.study import experiments_folder
 
     choice = Choice(_names(defenses), _names(attacks), seeds, rounds, changes or ())
     planned = plan(dataset or ["digits"], _shares(attackers), choice)
     if not worker:
         for words in planned.left_out:
             console.note(words)
-    study = Study(planned.cells, TITLE, "this arena", write_arena_report)
-    place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, shipped("arena"))
+    study = Study(planned.runs, TITLE, "this arena", write_arena_report)
+    place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, experiments_folder("arena"))
     run_study(study, out, place, draw=draw, publish=publish, as_json=as_json)
 
 

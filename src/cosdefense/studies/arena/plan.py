@@ -15,7 +15,7 @@ from ...catalog.registry import get
 from ...core import Cohort, Defense, TooFewClients
 from ...runs.experiment import Entry, Experiment, entry_names, from_table, read_table
 from ...testing.examples import LAYOUT, ExampleTrustedData
-from ..study import Cell, shipped
+from ..study import experiments_folder
 
 FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
 EVALUATIONS = 60  # in a run, six of them in the last tenth, whatever its length
@@ -28,7 +28,7 @@ T = TypeVar("T", Attack, Defense)
 class Plan:
     """The runs of an arena, and who cannot take part in it."""
 
-    cells: tuple[Cell, ...]
+    runs: tuple[Experiment, ...]
     left_out: tuple[str, ...]  # in words: who, where and why
 
 
@@ -57,7 +57,7 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
     for share in attackers:
         if not 0 < share < 1:
             raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
-    cells: dict[Path, Cell] = {}
+    planned: dict[Path, Experiment] = {}
     left_out: list[str] = []
     for dataset in sorted(set(datasets), key=FIELDS.index):
         for share in sorted(set(attackers)):
@@ -66,14 +66,14 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
                 f"{label} is left out at {100 * share:.3g}% attackers on {dataset}: {why}"
                 for label, why in absent.items()
             ]
-            for cell in runs:
-                cells.setdefault(cell.folder(Path()), Cell(cell))
-    return Plan(tuple(cells.values()), tuple(left_out))
+            for run in runs:
+                planned.setdefault(run.folder(Path()), run)
+    return Plan(tuple(planned.values()), tuple(left_out))
 
 
 def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
     """The runs on one dataset with one share of attackers, and who cannot take part."""
-    table = read_table(shipped("arena") / f"{dataset}.toml", [*_length(choice.rounds), *choice.changes])
+    table = read_table(experiments_folder("arena") / f"{dataset}.toml", [*_length(choice.rounds), *choice.changes])
     table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
     table["data"] = {**table.get("data", {}), "malicious": share}
     experiment = from_table(table)

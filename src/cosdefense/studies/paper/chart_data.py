@@ -8,28 +8,26 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from ...report.chart_data import MAX_POINTS, Row
-from ...report.experiment_settings import setting
 from ...report.groups import Group
 from ...runs.records import RoundRecord, RunRecord
+from .drift import DriftRun
 
 TRACED = "TracedCosDefense"  # the filter that writes down raw cosines
 WINDOW = 40  # rounds of the moving average, as in the paper
 
 
-def layer_rows(groups: Sequence[Group]) -> list[Row]:
-    """Figure 1: by layer and iteration, how much the clients' weights are alike, and how much their changes."""
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
-    for run in (run for group in groups for run in group.runs):
-        steps = setting(run.header, "experiment", "training", "local_steps") or 1
-        for record in run.rounds:
-            for name, values in record.scores.items():
-                what, _, tensor = name.partition(": ")
-                found[what, tensor, (record.round + 1) * steps] += _numbers(values)
-    labels = layer_labels(dict.fromkeys(tensor for _, tensor, _ in found))
-    drawn = set(_thinned(sorted({iteration for *_, iteration in found})))
+def layer_rows(runs: Sequence[DriftRun]) -> list[Row]:
+    """Figure 1: by layer and iteration, how similar the clients' weights are, and how similar their changes."""
+    similarities: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for measurement in (measurement for run in runs for measurement in run.measurements):
+        for what, by_tensor in (("weights", measurement.weights), ("changes", measurement.changes)):
+            for tensor, values in by_tensor.items():
+                similarities[what, tensor, measurement.iteration] += _numbers(values)
+    labels = layer_labels(dict.fromkeys(tensor for _, tensor, _ in similarities))
+    drawn = set(_thinned(sorted({iteration for *_, iteration in similarities})))
     return [
         {"of": what, "layer": labels[tensor], "tensor": tensor, "iteration": iteration, **_band(values)}
-        for (what, tensor, iteration), values in found.items()
+        for (what, tensor, iteration), values in similarities.items()
         if values and iteration in drawn
     ]
 

@@ -87,15 +87,19 @@ def _trace(paper: Paper, rows: list[Row], names: Sequence[Entry]) -> Panel:
 
 
 def _figure1(paper: Paper) -> Figure:
-    rows = layer_rows(paper.alone)
+    rows = layer_rows(paper.drift)
     layers = list(dict.fromkeys(row["layer"] for row in rows))
     names = tuple(map(Entry, layers, colors(len(layers)), dashes(len(layers))))
-    caption = "Figure 1 of the paper: clients train alone, each on its own data. How alike are they, layer by layer? "
+    caption = (
+        "Figure 1 of the paper: clients train without averaging, each on its own data. How similar are their layers? "
+    )
     caption += "The mean cosine similarity with the other clients; bands reach from the lowest to the highest. Weights "
     caption += "share the start that all clients got; how they changed since is what a server would receive."
     parts = {what: [row for row in rows if row["of"] == what] for what in dict.fromkeys(row["of"] for row in rows)}
     panels = tuple(_similarity(part, names, what) for what, part in parts.items())
-    return Figure("figure1", "Figure 1: clients who train alone", caption, panels, 460, 2, names, pickable=True)
+    return Figure(
+        "figure1", "Figure 1: clients that train without averaging", caption, panels, 460, 2, names, pickable=True
+    )
 
 
 def _similarity(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
@@ -109,7 +113,7 @@ def _similarity(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
 
     layers = lines(rows, "layer", names, axis, height, tips)
     ends = ", ".join(f"{row['layer']} {row['mean']:.3f}" for row in {row["layer"]: row for row in rows}.values())
-    said = f"Cosine similarity of the {what} of clients who train alone, by layer; at the end: {ends}."
+    said = f"Cosine similarity of the {what} of clients that train without averaging, by layer; at the end: {ends}."
     return Panel(what.capitalize(), said, rows, pickable(layers, 300))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +10,17 @@ from ...catalog.options import ConfigError, unknown
 from ...runs.experiment import Experiment, load
 from ...runs.packed_records import compact
 from ...runs.records import RunRecord
-from ...runs.single_run import Play, federated
-from ..study import Cell, shipped
-from .drift import alone
+from ..study import experiments_folder
 
 PAPERS_DEFENSES = ("Krum", "Clipping-Median", "CosDefense")  # that its figures 4 and 6 show
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """The runs behind some tables and figures."""
+
+    runs: tuple[Experiment, ...]  # federations
+    drift: tuple[Experiment, ...]  # clients that train without averaging, for figure 1
 
 
 @dataclass(frozen=True)
@@ -25,9 +31,8 @@ class Ingredient:
     changes: tuple[str, ...] = ()
     attacks: tuple[str, ...] | None = None  # labels; None: all
     defenses: tuple[str, ...] | None = None
-    play: Play = federated
 
-    def cells(self, experiment: Experiment) -> Iterator[Experiment]:
+    def list_runs(self, experiment: Experiment) -> Iterator[Experiment]:
         for cell in experiment.cells():
             (attack,), (defense,) = cell.attacks, cell.defenses
             wanted = attack.label in (self.attacks or (attack.label,))
@@ -54,14 +59,15 @@ MAIN = (
 DEFAULT = Ingredient("mnist", attacks=("inner product",), defenses=PAPERS_DEFENSES)  # 30 % attackers, q = 0.5
 FIGURES: dict[str, tuple[Ingredient, ...]] = {
     "table3": MAIN,
-    "figure1": (Ingredient("alone", play=alone),),
+    "figure1": (),  # its experiment is no federation: DRIFT
     "figure2": (Ingredient("scores"),),
     "figure3": MAIN,
     "figure4": (_attackers(0.1), _attackers(0.2), DEFAULT, _attackers(0.4)),
     "figure6": (_skew(0.1), _skew(0.3), DEFAULT),
 }
+DRIFT = Ingredient("drift")
 ALL = "all"
-WHOLE = ("paper-alone", "paper-scores")  # experiments whose figures need every round
+WHOLE = ("paper-scores",)  # experiments whose figures need every round
 PAPERS_DATASETS = ("mnist", "fashion-mnist", "cifar-10")
 
 # The same questions for a computer without a GPU: a small network, half the rounds, smaller batches, one seed. The
@@ -88,13 +94,13 @@ QUICK = {
         "defenses=[{label='CosDefense', name='authors:traced_cosdefense', patience=100}]",
     ),
     # Figure 1 compares layers, so this network has three; in one with two, the first drifts apart more than the last.
-    "alone": ("seeds=[0]", "model={name='small-cnn', width=4}", "training.batch=16", "training.lr=0.05"),
+    "drift": ("seeds=[0]", "model={name='small-cnn', width=4}", "training.batch=16", "training.lr=0.05"),
 }  # the counters of BatchNorm need a network that has some
 
 
 def plan(
     wanted: Sequence[str], *, datasets: Sequence[str] = (), n_seeds: int | None = None, quick: bool = False
-) -> list[Cell]:
+) -> PaperPlan:
     """The runs behind these tables and figures, each once."""
     for name in wanted:
         if name not in (*FIGURES, ALL):
@@ -105,20 +111,27 @@ def plan(
     if n_seeds is not None and n_seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {n_seeds}")
     names = list(FIGURES) if ALL in wanted else wanted
-    cells: dict[Path, Cell] = {}
-    for ingredient in dict.fromkeys(part for name in names for part in FIGURES[name]):
-        if quick and ingredient.file not in QUICK:
-            continue
-        changes = [*ingredient.changes, *(QUICK[ingredient.file] if quick else ())]
-        if n_seeds is not None:
-            changes.append(f"seeds={list(range(n_seeds))}")
-        experiment = load(files() / f"{ingredient.file}.toml", changes)
-        if not datasets or experiment.data.dataset in datasets:
-            for cell in ingredient.cells(experiment):
-                cells.setdefault(cell.folder(Path()), Cell(cell, ingredient.play))
-    if not cells:
+
+    def list_runs(ingredients: Iterable[Ingredient]) -> tuple[Experiment, ...]:
+        runs: dict[Path, Experiment] = {}
+        for ingredient in dict.fromkeys(ingredients):
+            if quick and ingredient.file not in QUICK:
+                continue
+            changes = [*ingredient.changes, *(QUICK[ingredient.file] if quick else ())]
+            if n_seeds is not None:
+                changes.append(f"seeds={list(range(n_seeds))}")
+            experiment = load(files() / f"{ingredient.file}.toml", changes)
+            if not datasets or experiment.data.dataset in datasets:
+                for run in ingredient.list_runs(experiment):
+                    runs.setdefault(run.folder(Path()), run)
+        return tuple(runs.values())
+
+    planned = PaperPlan(
+        list_runs(part for name in names for part in FIGURES[name]), list_runs([DRIFT] if "figure1" in names else [])
+    )
+    if not planned.runs and not planned.drift:
         raise ConfigError(f"{', '.join(wanted)} needs no run on {', '.join(datasets)}")
-    return list(cells.values())
+    return planned
 
 
 def published(run: RunRecord) -> RunRecord:
@@ -128,4 +141,4 @@ def published(run: RunRecord) -> RunRecord:
 
 def files() -> Path:
     """Where the paper's experiments lie."""
-    return shipped("paper")
+    return experiments_folder("paper")

@@ -8,16 +8,17 @@ from pathlib import Path
 from ...report.table import markdown_of
 from ...report.write import Report, drawing_libraries, write_files, write_tables
 from ...runs.records import RunRecord
+from .drift import DriftRun
 from .tables import paper_tables
 from .views import paper_of
 
 
-def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
+def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str, drift: Sequence[DriftRun] = ()) -> Report:
     """Write `tables.md`, then figures and page, for runs of the paper's experiments; what was not run is left out.
 
     Only the paper's own figures and the heat maps become PNG; the page has more.
     """
-    paper = paper_of(runs)
+    paper = paper_of(runs, drift)
     tables = paper_tables(paper)
     written = write_tables(out, markdown_of(tables, title))
     with drawing_libraries():

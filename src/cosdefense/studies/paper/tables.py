@@ -33,12 +33,12 @@ def paper_tables(paper: Paper) -> dict[str, Table]:
 
 def in_words(paper: Paper) -> str:
     """A paragraph for somebody who reads nothing else."""
-    runs = paper.runs
-    known = sorted({seed for run in runs if isinstance(seed := run.header.get("seed"), int)})
-    devices = ", ".join(dict.fromkeys(str(run.header["device"]) for run in runs if run.header.get("device")))
+    headers = [run.header for run in (*paper.runs, *paper.drift)]
+    known = sorted({seed for header in headers if isinstance(seed := header.get("seed"), int)})
+    devices = ", ".join(dict.fromkeys(str(header["device"]) for header in headers if header.get("device")))
     told = [f"The experiments of “{TITLE}” (Yaldiz, Zhang, Avestimehr 2023), run again:"]
-    told += [f"{count(len(runs), 'run')}, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
-    unfinished = sum(run.summary is None for run in runs)
+    told += [f"{count(len(headers), 'run')}, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
+    unfinished = sum(run.summary is None for run in paper.runs)
     told += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
     told += [sentence for view in views(paper.attacked) if (sentence := _outcome(view))]
     sizes = {_planned(run) for group in paper.attacked for run in group.runs} - {ROUNDS}
@@ -157,7 +157,7 @@ def _varied(name: str, title: str, values: Sequence[tuple[float, Group]], what: 
 
 
 def _layers(paper: Paper) -> Table:
-    rows = layer_rows(paper.alone)
+    rows = layer_rows(paper.drift)
     iterations = sorted({row["iteration"] for row in rows})
     first, last = (iterations[0], iterations[-1]) if iterations else (0, 0)
     means = {(row["of"], row["tensor"], row["iteration"]): f"{row['mean']:.3f}" for row in rows}
@@ -171,7 +171,9 @@ def _layers(paper: Paper) -> Table:
         "Cosine similarity of a client's weights, and of how they changed since the start, with those of the others, "
     )
     note += "after so many iterations: the mean over clients and seeds."
-    return Table("layers", "Figure 1 in numbers: clients alone", note, headings, tuple(told), 2, folded=True)
+    return Table(
+        "layers", "Figure 1 in numbers: clients without averaging", note, headings, tuple(told), 2, folded=True
+    )
 
 
 def _traces(paper: Paper) -> Table:

@@ -14,10 +14,11 @@ from typing import Any
 from ...report.experiment_settings import setting
 from ...report.groups import Group, grouped
 from ...runs.records import RunRecord
+from .drift import DriftRun
 
 MAIN = {"paper-mnist": "MNIST", "paper-fashion-mnist": "Fashion-MNIST", "paper-cifar-10": "CIFAR-10"}
 COUNTERS = "paper-cifar-10-counters"  # on CIFAR-10, the norm that is clipped counts BatchNorm's counters too
-ATTACKERS, SKEW, SCORES, ALONE = "paper-attackers-", "paper-skew-", "paper-scores", "paper-alone"
+ATTACKERS, SKEW, SCORES = "paper-attackers-", "paper-skew-", "paper-scores"
 ROUNDS = 1000  # of every run in the paper
 
 COUNTED = "Clipping-Median (counters)"  # how that one is called beside the others
@@ -54,6 +55,7 @@ class Paper:
     """The runs that repeat the paper."""
 
     runs: tuple[RunRecord, ...]
+    drift: tuple[DriftRun, ...] = ()  # of figure 1
 
     @cached_property
     def attacked(self) -> list[Group]:
@@ -82,11 +84,6 @@ class Paper:
         return sorted(self.of(SCORES), key=lambda group: (group.setting, group.attack != "none"))
 
     @cached_property
-    def alone(self) -> list[Group]:
-        """Figure 1."""
-        return self.of(ALONE)
-
-    @cached_property
     def attackers(self) -> list[tuple[float, Group]]:
         """Figure 4, by the share of clients that lie."""
         return self._varied(ATTACKERS, "data", "malicious")
@@ -112,14 +109,14 @@ class Paper:
         return sorted(known, key=lambda pair: (pair[0], _place(pair[1])))
 
 
-def paper_of(runs: Sequence[RunRecord]) -> Paper:
+def paper_of(runs: Sequence[RunRecord], drift: Sequence[DriftRun] = ()) -> Paper:
     """Those of the runs that repeat the paper; an error where none does."""
-    known = (*MAIN, COUNTERS, SCORES, ALONE)
+    known = (*MAIN, COUNTERS, SCORES)
     mine = [run for run in runs if run.experiment in known or run.experiment.startswith((ATTACKERS, SKEW))]
-    if not mine:
+    if not mine and not drift:
         names = ", ".join(sorted({run.experiment for run in runs})) or "no runs"
         raise ValueError(f"none of the runs repeats an experiment of the paper: {names}")
-    return Paper(tuple(mine))
+    return Paper(tuple(mine), tuple(drift))
 
 
 def views(groups: Sequence[Group]) -> list[View]:
