@@ -33,7 +33,7 @@ def paper_tables(paper: Paper) -> dict[str, Table]:
 
 def in_words(paper: Paper) -> str:
     """A paragraph for somebody who reads nothing else."""
-    headers = [run.header for run in (*paper.runs, *paper.drift)]
+    headers = [*(run.header for run in paper.runs), *(run.header for run in paper.drift)]
     known = sorted({seed for header in headers if isinstance(seed := header.get("seed"), int)})
     devices = ", ".join(dict.fromkeys(str(header["device"]) for header in headers if header.get("device")))
     told = [f"The experiments of “{TITLE}” (Yaldiz, Zhang, Avestimehr 2023), run again:"]
