@@ -165,11 +165,11 @@ def test_the_wheel_brings_what_reproduce_runs(tmp_path: Path) -> None:
     assert {path.name for path in (unpacked / "cosdefense").iterdir()} == {"experiments"} | {
         path.name for path in SOURCE.iterdir() if path.name != "__pycache__"
     }
-    ask = "from cosdefense.studies.paper.plan import files, plan; print(len(plan(['all'])), files(), sep='\\n')"
+    ask = "from cosdefense.studies.paper.plan import files, plan; print(len(plan(['all']).runs), files(), sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", ask], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     n_runs, found = done.stdout.splitlines()
     assert Path(found) == unpacked / "cosdefense" / "experiments" / "paper"
-    assert int(n_runs) == len(plan(["all"]))
+    assert int(n_runs) == len(plan(["all"]).runs)
