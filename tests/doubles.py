@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import jaxtyping
 import torch
 from torch import Tensor
 
@@ -69,16 +67,6 @@ def restored(state: State, part: Part) -> State:
     """The state as it comes back from a file."""
     structure, tensors = pack(state)
     return unpack(json.loads(json.dumps(structure)), {name: t.clone() for name, t in tensors.items()}, part.init())
-
-
-@contextmanager
-def without_type_checks() -> Iterator[None]:
-    """As for users, whose calls nobody checks: for tests of what the package says about wrong types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def slow_dot(a: list[float], b: list[float]) -> float:

@@ -28,7 +28,7 @@ from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import resnet18
 from cosdefense.training.task import Task
 from policies import random_policy, save_policy
-from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
+from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
 
@@ -38,7 +38,7 @@ MNIST = Path(__file__).parents[1] / "experiments" / "mnist-ipm-300.toml"
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters_keep_the_contract(name: str) -> None:
     part = FILTERS[name]()
-    check_filter(part, device="cuda", agreement_is_innocent=not isinstance(part, NOT_BY_AGREEMENT))
+    check_filter(part, device="cuda", may_reject_identical=isinstance(part, MAY_REJECT_IDENTICAL))
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

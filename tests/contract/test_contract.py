@@ -41,7 +41,7 @@ from cosdefense.filters import (
     Sageflow,
 )
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
-from promises import ADDS_NOISE, LIMITS_STEPS, NOT_BY_AGREEMENT
+from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
 
 # Every class of the catalog with its defaults, and the options that change its behavior.
 FILTER_CASES = [
@@ -96,7 +96,7 @@ ATTACK_CASES = [
 
 @pytest.mark.parametrize("part", FILTER_CASES, ids=repr)
 def test_filters(part: Filter) -> None:
-    check_filter(part, agreement_is_innocent=not isinstance(part, NOT_BY_AGREEMENT))
+    check_filter(part, may_reject_identical=isinstance(part, MAY_REJECT_IDENTICAL))
 
 
 @pytest.mark.parametrize("part", AGGREGATOR_CASES, ids=repr)

@@ -15,7 +15,7 @@ from cosdefense.aggregators import Bulyan, Mean, Median
 from cosdefense.core import State
 from cosdefense.filters import Clip, CosDefense, Krum, MultiKrum
 from cosdefense.hooks import FLWBC
-from doubles import without_type_checks
+from shapes import unchecked
 
 LINE = Layout((("w", (1,)),), "w", 1)
 
@@ -164,7 +164,7 @@ def test_a_round_that_is_not_skipped() -> None:
     ],
 )
 def test_wrong_parts_are_named(parts: tuple[Any, ...], complaint: str) -> None:
-    with without_type_checks(), pytest.raises(TypeError, match=complaint):
+    with unchecked(), pytest.raises(TypeError, match=complaint):
         Defense(*parts)
 
 

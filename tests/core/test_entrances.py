@@ -16,7 +16,7 @@ from cosdefense import Cohort, Defense, Filter, Layout, MissingTrustedData, TooF
 from cosdefense.aggregators import Mean, Median
 from cosdefense.core import UnknownLayer
 from cosdefense.filters import CosDefense, FoolsGold, PCAClusters
-from doubles import without_type_checks
+from shapes import unchecked
 
 N = 5
 HALF = (torch.bfloat16, torch.float16)
@@ -249,7 +249,7 @@ def test_wrong_state_dicts_are_named(
     ],
 )
 def test_wrong_types_are_named(start: Any, clients: Any, complaint: str) -> None:
-    with without_type_checks(), pytest.raises(TypeError, match=complaint):
+    with unchecked(), pytest.raises(TypeError, match=complaint):
         get("fedavg").apply(start, clients)
 
 
@@ -355,5 +355,5 @@ A, C = np.zeros((2, 3), np.float32), np.zeros(4, np.float32)
     ],
 )  # fmt: skip
 def test_wrong_updates_are_named(updates: Any, error: type[Exception], complaint: str) -> None:
-    with without_type_checks(), pytest.raises(error, match=complaint):
+    with unchecked(), pytest.raises(error, match=complaint):
         get("fedavg").aggregate(updates)

@@ -9,7 +9,7 @@ from torch import nn
 
 from cosdefense import Layout
 from cosdefense.core import UnknownLayer
-from doubles import without_type_checks
+from shapes import unchecked
 
 
 def network() -> nn.Module:
@@ -177,5 +177,5 @@ def test_mistakes_are_named() -> None:
         layout.flatten({"w": torch.zeros(3, 2)})
     with pytest.raises(ValueError, match="at least one trainable"):
         Layout.of({"count": torch.zeros(1, dtype=torch.int64)})
-    with without_type_checks(), pytest.raises(TypeError, match=r"an nn.Module or a dict of named tensors, got list"):
+    with unchecked(), pytest.raises(TypeError, match=r"an nn.Module or a dict of named tensors, got list"):
         Layout.of([torch.zeros(3)])  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ class ConfigError(ValueError):
     """A user's mistake in a setting: names the key, what was needed and what was found."""
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:
+def unknown_name_error(what: str, name: object, known: Iterable[str]) -> ConfigError:
     """An error that offers the near match."""
     known = sorted(known)
     near = get_close_matches(str(name), known, n=1)
@@ -23,7 +23,7 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{what} {str(name)!r} is unknown: {hint}")
 
 
-def checked(
+def check_options(
     target: Callable[..., Any], given: Mapping[str, Any], where: str, reserved: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """`given` as keyword arguments for `target`, coerced to its type hints. `reserved` are not the user's to set."""
@@ -33,7 +33,7 @@ def checked(
         if key not in known:
             if not known:
                 raise ConfigError(f"{where} takes no options, got {key!r}")
-            raise unknown(f"{where}: option", key, known)
+            raise unknown_name_error(f"{where}: option", key, known)
     for key in given:
         if key not in hints:
             raise ConfigError(f"{where}: option {key!r} has no type annotation, so it cannot be checked")
@@ -51,7 +51,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 def call(target: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:
     """`target(**given)`, with every way it can go wrong turned into one line."""
-    options = checked(target, given, where)
+    options = check_options(target, given, where)
     missing = [
         name
         for name, parameter in inspect.signature(target).parameters.items()
@@ -76,7 +76,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         return _first_that_fits(value, [kind for kind in arguments if kind is not type(None)], where)
     if origin is Literal:
         if value not in arguments:
-            raise unknown(where, value, map(str, arguments))
+            raise unknown_name_error(where, value, map(str, arguments))
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         return float(value)
     plain = origin or hint
     if isinstance(plain, type) and (not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool)):
-        raise ConfigError(f"{where} must be {_spoken(plain)}, got {value!r}")
+        raise ConfigError(f"{where} must be {_type_name(plain)}, got {value!r}")
     return value
 
 
@@ -103,6 +103,6 @@ def _first_that_fits(value: Any, kinds: list[Any], where: str) -> Any:
     return coerce(value, kinds[-1], where)
 
 
-def _spoken(kind: type) -> str:
+def _type_name(kind: type) -> str:
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
     return "a table" if issubclass(kind, Mapping) else names.get(kind, kind.__name__)

@@ -14,7 +14,7 @@ from .. import aggregators, attacks, filters, hooks
 from ..attacks import Attack
 from ..core import Aggregator, ClientHook, Defense, Filter
 from . import presets
-from .options import ConfigError, call, checked, coerce, unknown
+from .options import ConfigError, call, check_options, coerce, unknown_name_error
 
 FILTERS: dict[str, type[Filter]] = {
     "bygars": filters.ByGARS,
@@ -105,7 +105,7 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
     """
     if "name" in table:
         return build(PRESETS, table, Defense)
-    given = checked(_composition, table, "defense")
+    given = check_options(_composition, table, "defense")
     aggregator = given.get("aggregator", {"name": "mean"})
     return Defense(
         tuple(build(FILTERS, part, Filter) for part in given.get("filters", ())),  # type: ignore[type-abstract]
@@ -141,10 +141,10 @@ def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
     kind = type(part)
     name = next((name for name, entry in known.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
     options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
-    return {"name": name, **{key: _written(value) for key, value in options.items()}}
+    return {"name": name, **{key: _to_plain(value) for key, value in options.items()}}
 
 
-def _written(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """An option as a file keeps it: TOML has no null, and a defense is a table of its own."""
     if isinstance(value, Defense):
         return describe(value)
@@ -157,7 +157,7 @@ def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
         raise ConfigError(f"{kind}.name must be a text, got {name!r}")
     if ":" not in name:
         if name not in table:
-            raise unknown(kind, name, table)
+            raise unknown_name_error(kind, name, table)
         return table[name]
     module, _, attribute = name.partition(":")
     try:

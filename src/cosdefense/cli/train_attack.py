@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..catalog.options import ConfigError, unknown
+from ..catalog.options import ConfigError, unknown_name_error
 from . import console
 from .options import Changes, DataDir, Device, Json
 
@@ -58,7 +58,7 @@ def train_attack(
     if defense is None and len(labels) > 1:
         raise ConfigError(f"--defense is needed: one of {', '.join(labels)}")
     if defense is not None and defense not in labels:
-        raise unknown("defense", defense, labels)
+        raise unknown_name_error("defense", defense, labels)
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} exists already: choose another file, or --overwrite")
     cell = replace(experiment, defenses=(labels[defense] if defense else experiment.defenses[0],))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ..catalog.options import unknown
+from ..catalog.options import unknown_name_error
 from .download import download as download_file
 from .formats import DataError, Progress, Split
 from .releases import Release
@@ -72,7 +72,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
 
 def _specified(name: str) -> Specification:
     if name not in DATASETS:
-        raise unknown("dataset", name, DATASETS)
+        raise unknown_name_error("dataset", name, DATASETS)
     return DATASETS[name]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import tomli_w
 
 from ..attacks import Attack
-from ..catalog.options import ConfigError, call, checked, coerce, unknown
+from ..catalog.options import ConfigError, call, check_options, coerce, unknown_name_error
 from ..catalog.registry import build, build_attack, build_defense, describe, describe_by, lookup
 from ..core import Defense
 from ..data import DATASETS
@@ -49,7 +49,7 @@ class Data:
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
-            raise unknown("dataset", self.dataset, DATASETS)
+            raise unknown_name_error("dataset", self.dataset, DATASETS)
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if not 0 <= self.malicious < 1:
@@ -188,7 +188,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
     known = {field.name for field in fields(Experiment)}
     for key in table:
         if key not in known:
-            raise unknown("key", key, known)
+            raise unknown_name_error("key", key, known)
     built: dict[str, Any] = {}
     if "name" in table:
         built["name"] = coerce(table["name"], str, "name")
@@ -251,7 +251,7 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
         raise ConfigError(f"model needs a name: one of {', '.join(sorted(MODELS))}, or package.module:function")
     make = lookup(MODELS, table["name"], "model")
     reserved = ("shape", "n_classes")
-    given = checked(make, _without(table, "name"), f"model {table['name']}", reserved)
+    given = check_options(make, _without(table, "name"), f"model {table['name']}", reserved)
     parameters = inspect.signature(make).parameters
     for name in reserved:
         if name not in parameters:

@@ -14,6 +14,7 @@ from ..core import Cohort, Layout, TrustedData
 DTYPES = (torch.float32, torch.float64)
 SCALES = (1e-8, 1.0, 1e8)
 SIZES = (1, 2, 3, 5, 10, 11, 23)
+HALF_DTYPES, HALF_SIZES = (torch.bfloat16, torch.float16), (1, 3, 11)
 
 # A small network with BatchNorm: weights, buffers that never vote, and a head.
 LAYOUT = Layout(
@@ -33,13 +34,13 @@ LAYOUT = Layout(
 class ExampleTrustedData(TrustedData):
     """Clean data for the small network: a little of its own, the same everywhere, and of every client."""
 
-    scale: float = 1.0  # of its updates, to go with those of a cohort
+    scale: float = 1.0  # of its updates, as those of the cohort
 
     def update(self, params: Tensor, seed: int) -> Tensor:
-        return self.scale * _drawn(seed, LAYOUT.size, params) - 0.01 * params
+        return self.scale * _draw(seed, LAYOUT.size, params) - 0.01 * params
 
     def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        images = _drawn(7, 60, params).view(20, 3)
+        images = _draw(7, 60, params).view(20, 3)
         tensors = LAYOUT.unflatten(params)
         hidden = (images @ tensors["features.weight"].T).relu()
         logits = hidden @ tensors["head.weight"].T + tensors["head.bias"]
@@ -48,18 +49,19 @@ class ExampleTrustedData(TrustedData):
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         # Nearly the same for all, so that identical clients should be judged alike.
         lengths = self.scale * (1 + 1e-3 * (clients % 7).to(params.dtype))
-        return lengths[:, None] * _drawn(seed, LAYOUT.size, params)
+        return lengths[:, None] * _draw(seed, LAYOUT.size, params)
 
 
-def _drawn(seed: int, size: int, like: Tensor) -> Tensor:
+def _draw(seed: int, size: int, like: Tensor) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like.device)
 
 
-def cohorts(device: str) -> Iterator[Cohort]:
+def cohorts(device: str, *, half_precision: bool = False) -> Iterator[Cohort]:
     """Cohorts of all sizes, types and scales; always the same ones."""
-    for number, (n, dtype, scale) in enumerate(
-        (n, dtype, scale) for n in SIZES for dtype in DTYPES for scale in SCALES
-    ):
+    cases = [(n, dtype, scale) for n in SIZES for dtype in DTYPES for scale in SCALES]
+    if half_precision:
+        cases += [(n, dtype, 1.0) for n in HALF_SIZES for dtype in HALF_DTYPES]
+    for number, (n, dtype, scale) in enumerate(cases):
         rng = torch.Generator().manual_seed(number)
         updates = scale * torch.randn(n, LAYOUT.size, generator=rng, dtype=dtype)
         params = torch.randn(LAYOUT.size, generator=rng, dtype=dtype)
@@ -72,8 +74,9 @@ def cohorts(device: str) -> Iterator[Cohort]:
         )
         yield cohort
         if scale == 1.0 and n >= 10:  # and one client that sends absurd numbers
+            absurd = min(1e30, torch.finfo(dtype).max)
             yield replace(
-                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], 1e30, cohort.updates)
+                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], absurd, cohort.updates)
             )
 
 

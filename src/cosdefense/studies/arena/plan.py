@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...attacks import Attack
-from ...catalog.options import ConfigError, unknown
+from ...catalog.options import ConfigError, unknown_name_error
 from ...catalog.registry import get
 from ...core import Cohort, Defense, TooFewClients
 from ...runs.experiment import Entry, Experiment, entry_names, from_table, read_table
@@ -53,7 +53,7 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
     """The runs on each dataset with each share of attackers, each once and in the same order however they are named."""
     for dataset in datasets:
         if dataset not in FIELDS:
-            raise unknown("dataset", dataset, FIELDS)
+            raise unknown_name_error("dataset", dataset, FIELDS)
     for share in attackers:
         if not 0 < share < 1:
             raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
@@ -125,7 +125,7 @@ def _chosen(
     for name in wanted:
         labels = {label for label, names in known.items() if name.casefold() in names}
         if not labels:
-            raise unknown(kind, name, known)
+            raise unknown_name_error(kind, name, known)
         found |= labels
     return found
 

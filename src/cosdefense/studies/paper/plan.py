@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...catalog.options import ConfigError, unknown
+from ...catalog.options import ConfigError, unknown_name_error
 from ...runs.experiment import Experiment, load
 from ...runs.packed_records import compact
 from ...runs.records import RunRecord
@@ -104,10 +104,10 @@ def plan(
     """The runs behind these tables and figures, each once."""
     for name in wanted:
         if name not in (*FIGURES, ALL):
-            raise unknown("table or figure", name, (*FIGURES, ALL))
+            raise unknown_name_error("table or figure", name, (*FIGURES, ALL))
     for name in datasets:
         if name not in PAPERS_DATASETS:
-            raise unknown("dataset", name, PAPERS_DATASETS)
+            raise unknown_name_error("dataset", name, PAPERS_DATASETS)
     if n_seeds is not None and n_seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {n_seeds}")
     names = list(FIGURES) if ALL in wanted else wanted
