@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean
 from cosdefense.filters import PCAClusters
-from cosdefense.filters.pca_clusters import principal_components, standardized
+from cosdefense.filters.pca_clusters import principal_components, standardize
 from doubles import weights_of
 
 # A body, a head of two classes with two weights each, and a statistic.
@@ -165,9 +165,9 @@ def test_scikit_learn_draws_the_same_picture(n: int, k: int) -> None:
     rows = torch.randn(n, k, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     rows[:, 0] = 3.0  # a weight that nobody moves
     scaled = preprocessing.StandardScaler().fit_transform(rows.numpy())
-    assert torch.allclose(standardized(rows), torch.from_numpy(scaled), atol=1e-12)
+    assert torch.allclose(standardize(rows), torch.from_numpy(scaled), atol=1e-12)
     expected = torch.from_numpy(decomposition.PCA(2, svd_solver="full").fit_transform(scaled))
-    found = principal_components(standardized(rows))
+    found = principal_components(standardize(rows))
     for axis in range(2):
         assert torch.allclose(found[:, axis].abs(), expected[:, axis].abs(), atol=1e-9)
         assert float(found[:, axis].pow(3).sum()) >= 0  # the longer tail to the right and top

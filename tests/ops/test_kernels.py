@@ -339,13 +339,13 @@ def test_rejected_rows_do_not_count_in_the_mean() -> None:
 @pytest.fixture
 def wide_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows were measured in float64, call by call."""
-    counted, measure = list[int](), norms._wide_norms
+    counted, measure = list[int](), norms._float64_norms
 
     def counting(rows: torch.Tensor, center: torch.Tensor | None) -> torch.Tensor:
         counted.append(len(rows))
         return measure(rows, center)
 
-    monkeypatch.setattr(norms, "_wide_norms", counting)
+    monkeypatch.setattr(norms, "_float64_norms", counting)
     return counted
 
 

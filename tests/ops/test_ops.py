@@ -110,19 +110,19 @@ def test_cosines_of_a_huge_row_among_small_ones() -> None:
     assert ops.cosines(values)[0].tolist() == pytest.approx([1, 0.5**0.5, 0])
 
 
-def test_rescaled() -> None:
+def test_rescale_rows() -> None:
     values = torch.tensor([[1.0, -2.0], [3.0, 0.0], [0.0, 0.0]])
     factors = torch.tensor([2.0, -0.5, 7.0], dtype=torch.float64)
-    found = ops.rescaled(values, factors)
+    found = ops.rescale_rows(values, factors)
     assert found.dtype == torch.float32
     assert found.tolist() == [[2, -4], [-1.5, 0], [0, 0]]
     assert values.tolist() == [[1, -2], [3, 0], [0, 0]]  # a copy
 
 
-def test_rescaled_by_more_than_the_rows_type_holds() -> None:
+def test_rescale_rows_by_more_than_the_rows_type_holds() -> None:
     """1e300 is no float32; a zero row must stay zero all the same, not become NaN."""
     factors = torch.tensor([1e300, -1e300, 1e300], dtype=torch.float64)
-    found = ops.rescaled(torch.tensor([[0.0, 0.0], [0.0, 1e-38], [1e-38, 0.0]]), factors)
+    found = ops.rescale_rows(torch.tensor([[0.0, 0.0], [0.0, 1e-38], [1e-38, 0.0]]), factors)
     assert found[0].tolist() == [0, 0]
     assert bool(found.isfinite().all())
     assert float(found[1, 1]) < 0 < float(found[2, 0])

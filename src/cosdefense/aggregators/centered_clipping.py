@@ -1,4 +1,4 @@
-"""Centered clipping: move the last round's update towards the new ones, by no more than a radius each.
+"""Centered clipping: move the previous aggregate towards the new updates, each clipped to a radius around it.
 
 Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021.
 https://arxiv.org/abs/2012.10333
@@ -13,15 +13,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Aggregator, Cohort, State
-from ..ops import clipped_mean
+from ..ops import clipped_mean, compute_dtype
 
 
 @dataclass(frozen=True)
 class CenteredClipping(Aggregator):
-    """v ← v + mean (uᵢ − v) · min(1, radius / ‖uᵢ − v‖), from the last round's v. Weights are not used."""
+    """v ← v + mean of (uᵢ − v) · min(1, radius / ‖uᵢ − v‖), starting from the previous round's v.
 
-    radius: float = 10.0  # how far one client may pull; the paper's τ for momentum 0.9
-    steps: int = 1  # the paper's choice: v comes near over the rounds
+    The norm is that of the trainable part; the factor applies to the buffers too. Weights are not used.
+
+    Args:
+        radius: Differences are clipped to this norm: one client moves v by at most radius / n. The default is the
+            paper's τ for momentum 0.9.
+        steps: How often the formula is applied per round. With the paper's 1, v converges over the rounds.
+    """
+
+    radius: float = 10.0
+    steps: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.radius < math.inf:
@@ -30,6 +38,7 @@ class CenteredClipping(Aggregator):
             raise ValueError(f"CenteredClipping.steps must be at least 1, got {self.steps}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
-        center = None if state is None else state.to(cohort.updates)
-        moved = clipped_mean(cohort.updates, center, self.radius, self.steps)
-        return moved, moved
+        updates = cohort.updates
+        center = None if state is None else state.to(updates.device, compute_dtype(updates.dtype))
+        moved = clipped_mean(updates, center, self.radius, self.steps, cohort.layout.n_trainable)
+        return moved.to(updates.dtype), moved

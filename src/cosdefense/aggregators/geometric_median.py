@@ -17,14 +17,20 @@ from ..ops import geometric_median
 
 @dataclass(frozen=True)
 class GeometricMedian(Aggregator):
-    """argmin Σ ‖uᵢ − v‖, by the smoothed Weiszfeld iteration. Weights are not used.
+    """argmin over v of Σ ‖uᵢ − v‖, by the smoothed Weiszfeld iteration.
 
-    The paper stops after a few steps and smooths by a fixed length; here steps cost nothing beside reading
-    the updates, and the length is relative, so that the unit of the updates does not matter.
+    The result is a weighted mean of the updates. Distances are those of the trainable parts; the resulting weights
+    apply to the buffers too. The weights of the cohort are not used. The paper stops after a few steps and smooths
+    with a fixed distance. Here steps cost little compared with reading the updates, and the smoothing is relative,
+    so that the scale of the updates does not matter.
+
+    Args:
+        steps: The largest number of steps. The iteration stops earlier when the weights of the updates converge.
+        smoothing: The least distance that counts, as a share of the median distance.
     """
 
-    steps: int = 100  # at most; it stops when the weights of the updates do
-    smoothing: float = 1e-6  # the least distance that counts, as a share of the median distance
+    steps: int = 100
+    smoothing: float = 1e-6
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -33,4 +39,4 @@ class GeometricMedian(Aggregator):
             raise ValueError(f"GeometricMedian.smoothing must be in (0, 1], got {self.smoothing}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
-        return geometric_median(cohort.updates, self.steps, self.smoothing), state
+        return geometric_median(cohort.updates, self.steps, self.smoothing, cohort.layout.n_trainable), state

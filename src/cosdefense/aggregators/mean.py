@@ -13,16 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Aggregator, Cohort, State
-from ..ops import weighted_sum
+from ..ops import compute_dtype, weighted_sum
 
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
-    """Σ wᵢ uᵢ / Σ wᵢ. One liar can move it anywhere."""
+    """Σ wᵢ uᵢ / Σ wᵢ. A single malicious client can move it anywhere."""
 
     skips_rejected: ClassVar[bool] = True
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
-        # Shares first: a sum of finite rows may overflow, their weighted average cannot.
-        shares = cohort.weights / cohort.weights.sum()
-        return weighted_sum(cohort.updates, shares), state
+        # Divide the weights first: a sum of finite rows may overflow, their weighted average cannot.
+        weights = cohort.weights.to(compute_dtype(cohort.weights.dtype))
+        return weighted_sum(cohort.updates, weights / weights.sum()), state

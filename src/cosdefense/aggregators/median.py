@@ -17,7 +17,10 @@ from ..ops import median
 
 @dataclass(frozen=True)
 class Median(Aggregator):
-    """The true median: for an even number of clients, the mean of the two middle values. Weights are not used."""
+    """The coordinate-wise median; for an even number of clients, the mean of the two middle values.
+
+    Weights are not used.
+    """
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
         return median(cohort.updates), state

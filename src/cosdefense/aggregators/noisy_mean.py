@@ -1,4 +1,4 @@
-"""Noisy mean: the average with Gaussian noise on top, which hides what any one client did.
+"""Noisy mean: the average plus Gaussian noise, which hides the contribution of any single client.
 
 Weak differential privacy: Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning?
 2019. https://arxiv.org/abs/1911.07963
@@ -16,18 +16,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Aggregator, Cohort, State, generator
+from ..ops import compute_dtype
 from .mean import Mean
 
 
 @dataclass(frozen=True)
 class NoisyMean(Aggregator):
-    """mean(u) + N(0, std²), drawn once for the aggregate; put Clip in front, or one client can drown the noise.
+    """mean(u) + N(0, std²), where the noise is drawn once for the aggregate.
 
-    Statistics (buffers) get no noise: they would cease to describe the data.
+    Use it after Clip; otherwise the update of one client can be much larger than the noise. Buffers get no noise:
+    they would no longer describe the data.
+
+    Args:
+        std: The standard deviation of the noise in every coordinate. The default is a value that public code uses;
+            the paper's could not be confirmed.
+        of_sum: Whether `std` is meant for the sum of n updates. Then the noise of the mean is std / n.
     """
 
-    std: float = 0.025  # of the noise in every coordinate; a value public code uses, the paper's could not be confirmed
-    of_sum: bool = False  # std is meant for the sum of n updates: the mean gets std / n
+    std: float = 0.025
+    of_sum: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.std < math.inf:
@@ -36,6 +43,7 @@ class NoisyMean(Aggregator):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
         mean, _ = Mean()(cohort, None)
         std = self.std / len(cohort) if self.of_sum else self.std
-        noise = torch.randn(cohort.layout.n_trainable, generator=generator(cohort.seed, "noisy mean"), dtype=mean.dtype)
-        mean[: cohort.layout.n_trainable] += std * noise.to(mean.device)
+        n_trainable, dtype = cohort.layout.n_trainable, compute_dtype(mean.dtype)
+        noise = torch.randn(n_trainable, generator=generator(cohort.seed, "noisy mean"), dtype=dtype)
+        mean[:n_trainable] += std * noise.to(mean.device)
         return mean, state

@@ -1,4 +1,7 @@
-"""Steady mean: the average, but no longer than averages usually are. The project's own."""
+"""Norm-limited mean: the average, clipped relative to the running average of earlier averages' norms.
+
+This rule was made for this project. See docs/factions.md for the measurements.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,20 @@ from .mean import Mean
 
 @dataclass(frozen=True)
 class NormLimitedMean(Aggregator):
-    """The weighted mean, shortened to `max_ratio` usual lengths.
+    """The weighted mean, clipped to `max_ratio` times the running average of its norm.
 
-    Honest updates differ, so their mean is much shorter than each of them; colluders agree, so theirs is not. Usual is
-    the running average of the means' lengths, one number that at most doubles in a round.
+    Honest updates differ, so their mean is much shorter than each of them. The updates of colluding clients agree, so
+    their mean is not. The running average is one number. One round counts with at most twice the previous value.
+
+    Args:
+        max_ratio: The largest allowed norm of the mean, relative to the running average.
+        decay: How much of the running average is kept from round to round.
     """
 
     skips_rejected: ClassVar[bool] = True
 
-    max_ratio: float = 1.2  # usual lengths
-    decay: float = 0.95  # how much of the usual length is the past's
+    max_ratio: float = 1.2
+    decay: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0 < self.max_ratio < math.inf:
@@ -34,8 +41,8 @@ class NormLimitedMean(Aggregator):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
         mean, _ = Mean()(cohort, None)
-        length = float(row_norms(mean[None, : cohort.layout.n_trainable]))
-        usual = state or length  # a past without any movement tells nothing
-        if length > self.max_ratio * usual:
-            mean = mean * (self.max_ratio * usual / length)
-        return mean, running_average(state or None, min(length, 2 * usual), self.decay)
+        norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
+        average = state or norm  # a running average of zero carries no information
+        if norm > self.max_ratio * average:
+            mean = mean * (self.max_ratio * average / norm)
+        return mean, running_average(state or None, min(norm, 2 * average), self.decay)

@@ -1,4 +1,4 @@
-"""Trimmed mean: per coordinate, drop the extremes on both sides and average the rest.
+"""Trimmed mean: drop the extreme values of every coordinate on both sides and average the others.
 
 Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning: Towards Optimal
 Statistical Rates. ICML 2018. https://arxiv.org/abs/1803.01498
@@ -18,11 +18,17 @@ from ..ops import fraction_of, trimmed_mean
 
 @dataclass(frozen=True)
 class TrimmedMean(Aggregator):
-    """Drops floor(contamination · n) values at each end. Weights are not used."""
+    """The coordinate-wise mean without the floor(contamination · n) lowest and highest values.
+
+    Weights are not used.
+
+    Args:
+        contamination: The expected share of malicious clients, below a half so that some values are left.
+    """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTACKER_COUNT})
 
-    contamination: float = 0.3  # the share of attackers to expect; below a half, so that somebody is left
+    contamination: float = 0.3
 
     def __post_init__(self) -> None:
         if not 0 <= self.contamination < 0.5:

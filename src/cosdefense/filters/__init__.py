@@ -1,4 +1,4 @@
-"""Filters judge the clients of a round: who counts, and how much."""
+"""Filters judge the clients of a round: which updates are accepted, and with which weight."""
 
 from .bygars import ByGARS, ByGARSPlusPlus
 from .clip import Clip

@@ -1,4 +1,4 @@
-"""Clip: shorten every update to a maximal length.
+"""Clip: limit the norm of every update.
 
 Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? 2019. https://arxiv.org/abs/1911.07963
 """
@@ -11,14 +11,21 @@ from dataclasses import dataclass
 import torch
 
 from ..core import Cohort, Filter, Judgment, State
-from ..ops import row_norms
+from ..ops import rescale_rows, row_norms
 
 
 @dataclass(frozen=True)
 class Clip(Filter):
-    """Scales u to u · min(1, max_norm / ‖u‖). Rejects nobody; the score is the length before."""
+    """Scale every update u to u · min(1, max_norm / ‖u‖).
 
-    max_norm: float = 2.0  # the value of the CosDefense paper's Clipping-Median
+    Rejects no update. The score is the norm before clipping. The norm is that of the trainable part; the factor
+    applies to the buffers too, because an update is trusted as a whole.
+
+    Args:
+        max_norm: The largest allowed norm. The default is that of the CosDefense paper's Clipping-Median.
+    """
+
+    max_norm: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0 < self.max_norm < math.inf:
@@ -26,6 +33,5 @@ class Clip(Filter):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         norms = row_norms(cohort.trainable())
-        # The length is that of the weights, but buffers shrink along: an update is believed as a whole.
-        factors = (self.max_norm / norms.clamp_min(self.max_norm)).to(cohort.updates.dtype)
-        return Judgment(norms, torch.ones_like(cohort.weights), cohort.updates * factors[:, None]), state
+        factors = self.max_norm / norms.clamp_min(self.max_norm)
+        return Judgment(norms, torch.ones_like(cohort.weights), rescale_rows(cohort.updates, factors)), state

@@ -1,4 +1,4 @@
-"""CosDefense: reject clients whose last-layer update points along the last layer itself.
+"""CosDefense: reject clients whose last-layer update is aligned with the last layer itself.
 
 Yaldiz, Zhang, Avestimehr. Secure Federated Learning against Model Poisoning Attacks via Client
 Filtering. 2023. https://arxiv.org/abs/2304.00160
@@ -21,15 +21,21 @@ Threshold = Literal["mean", "mean+std", "mad"]
 
 @dataclass(frozen=True)
 class CosDefense(Filter):
-    """Scores are |cos(layer's update, layer)|, mapped onto [0, 1]; accepted are those strictly below the threshold.
+    """Score every update by |cos(layer's update, layer)|, scaled to [0, 1], and accept scores below a threshold.
 
-    The paper's threshold is the mean. It always rejects somebody, on clean rounds too; the other
-    two spare honest clients at the price of more patience with liars.
+    The paper's threshold is the mean. It rejects somebody in every round, also without an attack. The other two
+    thresholds reject fewer honest clients and fewer malicious ones.
+
+    Args:
+        layer: The tensor to compare. None is the classifier's weight matrix, without bias.
+        threshold: "mean", "mean+std" (the mean plus k standard deviations) or "mad" (the median plus k scaled median
+            absolute deviations).
+        k: How many deviations above the center are accepted. The "mean" threshold ignores it.
     """
 
-    layer: str | None = None  # which tensor to look at; None = the classifier's weight matrix, without bias
-    threshold: Threshold = "mean"  # the mean; the mean + k standard deviations; or the median + k scaled MADs
-    k: float = 1.0  # how many deviations are still normal; the "mean" threshold has no use for it
+    layer: str | None = None
+    threshold: Threshold = "mean"
+    k: float = 1.0
 
     def __post_init__(self) -> None:
         if self.threshold not in get_args(Threshold):
@@ -39,11 +45,12 @@ class CosDefense(Filter):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         updates, weights = cohort.layer(self.layer)
-        rounding = 8 * torch.finfo(updates.dtype).eps  # below it, differences between cosines mean nothing
-        scores = min_max(cosine(updates, weights).abs(), tolerance=rounding)
-        return Judgment(scores, self._accepted(scores)), state
+        alignment = cosine(updates, weights).abs()
+        rounding = 8 * torch.finfo(alignment.dtype).eps  # smaller differences between cosines mean nothing
+        scores = min_max(alignment, tolerance=rounding)
+        return Judgment(scores, self._accept(scores)), state
 
-    def _accepted(self, scores: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    def _accept(self, scores: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
         if self.threshold == "mad":
             center = median_of(scores)
             deviation = 1.4826 * median_of((scores - center).abs())  # equals std for normal scores

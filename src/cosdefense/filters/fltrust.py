@@ -1,4 +1,4 @@
-"""FLTrust: trust an update as far as it agrees with one that the server computed on clean data.
+"""FLTrust: weight every update by its agreement with one that the server computed on clean data.
 
 Cao, Fang, Liu, Gong. FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping. NDSS 2021.
 https://arxiv.org/abs/2012.13995
@@ -14,39 +14,41 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, Need, State
-from ..ops import cosine, rescaled, row_norms
+from ..ops import cosine, rescale_rows, row_norms
 
 
 @dataclass(frozen=True)
 class FLTrust(Filter):
-    """Weights are max(0, cos(u, u₀)), rows are rescaled to u · ‖u₀‖ / ‖u‖, where u₀ is the server's own update.
+    """Weight every update by max(0, cos(u, u₀)) and rescale it to u · ‖u₀‖ / ‖u‖; u₀ is the server's own update.
 
-    Whoever does not point the server's way is rejected; if that is everybody, the round is skipped,
-    never averaged. Followed by the mean this is the paper's rule with a global learning rate of 1.
+    Updates with a cosine of zero or less are rejected. If all are, the round is skipped. Followed by the mean this is
+    the paper's rule with a global learning rate of 1.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         own = server_update(cohort, cohort.params, cohort.seed)
-        trust = agreement(cohort, own)
-        return Judgment(-trust, trust.clamp_min(0), as_long_as(own, cohort)), state
+        trust = cosine_with_server(cohort, own)
+        return Judgment(-trust, trust.clamp_min(0), rescale_to_server(own, cohort)), state
 
 
 def server_update(cohort: Cohort, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
-    """What the server would send; nothing, which agrees with nobody, if that is not a number."""
+    """The update that the server computes on its own data; zero, which agrees with no client, if it is not finite."""
     own = cohort.trusted.update(params, seed)
     return own if bool(own.isfinite().all()) else torch.zeros_like(own)
 
 
-def agreement(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
-    """Cosines with the server's own update."""
+def cosine_with_server(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
     return cosine(cohort.trainable(), own[: cohort.layout.n_trainable])
 
 
-def as_long_as(own: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, "n d"]:
-    """Every row with weights as long as the server's own, and with its statistics: trust does not extend to those."""
+def rescale_to_server(own: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, "n d"]:
+    """Rescales the trainable part of every row to the norm of the server's, and replaces buffers by the server's.
+
+    A cosine between weights says nothing about a client's BatchNorm statistics.
+    """
     n_trainable = cohort.layout.n_trainable
-    norms = row_norms(cohort.trainable()).clamp_min(1e-300)  # a zero row agrees with nothing anyway
-    weights = rescaled(cohort.trainable(), row_norms(own[None, :n_trainable]) / norms)
+    norms = row_norms(cohort.trainable()).clamp_min(1e-300)  # a zero row has weight 0 anyway
+    weights = rescale_rows(cohort.trainable(), row_norms(own[None, :n_trainable]) / norms)
     return torch.cat([weights, own[None, n_trainable:].expand(len(cohort), -1)], dim=1)

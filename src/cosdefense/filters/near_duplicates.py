@@ -1,7 +1,8 @@
-"""NearDuplicates: clients that say the same count as one voice.
+"""Near duplicates: updates that are nearly the same share one vote.
 
-That colluders resemble each other more than honest clients do is FoolsGold's observation (see `foolsgold.py`). This
-rule, the project's own, looks at one round, and measures resemblance by what is usual in this federation.
+FoolsGold (see foolsgold.py) observed that colluding clients resemble each other more than honest clients do. This
+rule was made for this project. It looks at one round only, and compares each cosine with the running average of the
+federation. See docs/factions.md for the measurements.
 """
 
 from __future__ import annotations
@@ -14,33 +15,38 @@ import torch
 from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
 from ..ops import cosines
 
-QUARTILE = 0.75  # among honest clients and liars of any share, about here lies the cosine of two honest ones
-ROUNDING = 1e-6  # where everybody says the same, differences below it mean nothing
+QUANTILE = 0.75  # near it lies the cosine of two honest clients, whatever the share of malicious ones
+ROUNDING = 1e-6  # where all updates are identical, smaller differences mean nothing
 
 
 @dataclass(frozen=True)
 class NearDuplicates(Filter):
-    """Weight 1 / (1 + Σ eᵢⱼ²), where eᵢⱼ = max(0, cᵢⱼ − c) / (1 − c) compares a cosine with the usual one.
+    """Give every update the weight 1 / (1 + Σ eᵢⱼ²), where eᵢⱼ = max(0, cᵢⱼ − c) / (1 − c).
 
-    m identical updates weigh as much as one. The usual cosine c is the running average of each round's upper quartile,
-    one number, and never negative: with similar data everybody is alike, and nobody counts less for it. Rejects nobody;
-    the score is how many others say the same.
+    Here cᵢⱼ is the cosine of two updates, and c the running average of the 0.75 quantile of all cosines of a round. m
+    identical updates have the weight of one: they share one vote. c is one number and never negative. Where the data
+    of all clients are similar, c is high and no client loses weight. Rejects no update. The score is Σ eᵢⱼ², the
+    effective number of near-duplicates among the other updates.
+
+    Args:
+        decay: How much of the running average of the cosine is kept from round to round.
     """
 
-    decay: float = 0.95  # how much of the usual cosine is the past's
+    decay: float = 0.95
 
     def __post_init__(self) -> None:
         check_decay(self)
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         n = len(cohort)
-        likeness = cosines(cohort.trainable())
-        pairs = likeness[~torch.eye(n, dtype=torch.bool, device=likeness.device)]
-        now = max(0.0, float(np.quantile(pairs.cpu().numpy(), QUARTILE))) if n > 1 else state  # torch's has a limit
-        usual = now if state is None else state
-        if usual is None:  # nobody to compare with, neither now nor before
+        similarity = cosines(cohort.trainable())
+        pairs = similarity[~torch.eye(n, dtype=torch.bool, device=similarity.device)]
+        # numpy, because torch.quantile refuses more than 16 million values.
+        now = max(0.0, float(np.quantile(pairs.cpu().numpy(), QUANTILE))) if n > 1 else state
+        baseline = now if state is None else state
+        if baseline is None:  # a single client, and no earlier round
             return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state
-        excess = ((likeness - usual) / max(1 - usual, ROUNDING)).clamp(0, 1).fill_diagonal_(0)
-        echoes = excess.square().sum(dim=1)
-        weights = (1 / (1 + echoes)).to(cohort.weights.dtype)
-        return Judgment(echoes.to(cohort.weights.dtype), weights), running_average(state, now, self.decay)
+        excess = ((similarity - baseline) / max(1 - baseline, ROUNDING)).clamp(0, 1).fill_diagonal_(0)
+        duplicates = excess.square().sum(dim=1)
+        weights = (1 / (1 + duplicates)).to(cohort.weights.dtype)
+        return Judgment(duplicates.to(cohort.weights.dtype), weights), running_average(state, now, self.decay)

@@ -1,7 +1,8 @@
-"""NormLimit: no update is longer than updates usually are.
+"""Norm limit: reject updates much longer than the running median norm, and clip the others to it.
 
-Clipping to a length that follows the updates is known from Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private
-Learning with Adaptive Clipping. NeurIPS 2021. https://arxiv.org/abs/1905.03871. This rule is the project's own.
+Clipping to a norm that follows the updates is known from Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private
+Learning with Adaptive Clipping. NeurIPS 2021. https://arxiv.org/abs/1905.03871
+This rule was made for this project. See docs/factions.md for the measurements.
 """
 
 from __future__ import annotations
@@ -12,22 +13,29 @@ from dataclasses import dataclass
 import torch
 
 from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
-from ..ops import median_of, rescaled, row_norms
+from ..ops import median_of, rescale_rows, row_norms
 
 
 @dataclass(frozen=True)
 class NormLimit(Filter):
-    """Rejects updates more than `max_ratio` times as long as usual and shortens the rest to the usual length.
+    """Reject updates longer than `max_ratio` running median norms, and clip the others to the running median norm.
 
-    Usual is the running average of the accepted updates' median length, one number. It at most doubles what it was,
-    so that malicious clients cannot raise it quickly; in the first round it is the median. Where updates become longer
-    all at once, as honest ones do when a model leaves a plateau, `max_ratio` is counted from a `quantile` of the
-    round's norms instead: they are shortened, not rejected. The score is the length before.
+    The running median norm is a running average of the median norm of the accepted updates. In the first round it is
+    the median. One round counts with at most twice the previous value, so that malicious clients cannot raise it
+    quickly. Honest updates may become longer all at once, for example when a model leaves a plateau. If a `quantile`
+    of the round's norms exceeds the running median norm, `max_ratio` is relative to that quantile: the long updates
+    are then clipped instead of rejected. The score is the norm before clipping.
+
+    Args:
+        max_ratio: An update longer than this many running median norms is rejected.
+        decay: How much of the running median norm is kept from round to round.
+        quantile: Which quantile of the norms can raise the limit. Malicious clients can raise it alone only if more
+            than 1 − quantile of the clients are malicious.
     """
 
-    max_ratio: float = 2.0  # usual lengths
-    decay: float = 0.95  # how much of the usual length is the past's
-    quantile: float = 0.4  # after the first round, the longest 1 − quantile of the clients cannot get in by themselves
+    max_ratio: float = 2.0
+    decay: float = 0.95
+    quantile: float = 0.4
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_ratio < math.inf:
@@ -38,11 +46,10 @@ class NormLimit(Filter):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         norms = row_norms(cohort.trainable())
-        usual = state or float(median_of(norms))  # a past without any movement tells nothing
+        median = state or float(median_of(norms))  # a running median of zero carries no information
         quantile = float(norms.quantile(self.quantile, interpolation="lower"))
-        accepted = norms <= self.max_ratio * max(usual, quantile)
-        factors = torch.where(norms > usual, usual / norms, 1.0)
-        now = min(float(median_of(norms[accepted])), 2 * usual)
-        return Judgment(norms, accepted, rescaled(cohort.updates, factors)), running_average(
-            state or None, now, self.decay
-        )
+        accepted = norms <= self.max_ratio * max(median, quantile)
+        factors = torch.where(norms > median, median / norms, 1.0)
+        now = min(float(median_of(norms[accepted])), 2 * median)
+        judgment = Judgment(norms, accepted, rescale_rows(cohort.updates, factors))
+        return judgment, running_average(state or None, now, self.decay)

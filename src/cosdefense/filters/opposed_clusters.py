@@ -1,6 +1,6 @@
-"""Opposed clusters: two camps that pull in opposite directions; the one with fewer votes is rejected.
+"""Opposed clusters: where updates form two clusters in opposite directions, reject the one with fewer votes.
 
-The project's own. docs/factions.md says why it works, when it cannot, and what was tried.
+This rule was made for this project. docs/factions.md explains why it works, when it cannot, and what else was tried.
 """
 
 from __future__ import annotations
@@ -17,42 +17,47 @@ from ..ops import cosines
 
 @dataclass(frozen=True)
 class OpposedClusters(Filter):
-    """The signs of the leading eigenvector of all cosines divide the clients into two camps.
+    """Split the updates into two clusters and, if these are opposed, reject the cluster with fewer votes.
 
-    Where the mean cosine between the camps is above −min_opposition nobody is rejected: honest clients with different
-    data disagree, too. Otherwise the camp with more votes (weights) is believed, and of the other one
-    those are rejected who pull against it as much. A tie decides nothing. The score is minus the mean cosine with the
-    camp that is believed, or with everybody.
+    The clusters are given by the signs of the leading eigenvector of the matrix of cosines. The clusters are opposed
+    if the mean cosine between them is below −min_opposition; otherwise no update is rejected, because honest clients
+    with different data disagree too. A cluster's votes are the sum of its weights. In the cluster with fewer votes,
+    those updates are rejected whose mean cosine with the other cluster is below −min_opposition. A tie rejects no
+    update. The score is minus the mean cosine with the accepted cluster, or with all updates if none is rejected.
+
+    Args:
+        min_opposition: How opposed two clusters must be. Honest clusters rarely reach the default; colluding clients
+            that reverse the mean clearly exceed it.
     """
 
-    min_opposition: float = 0.25  # honest camps seldom reach it; colluders that turn the mean around are well beyond
+    min_opposition: float = 0.25
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_opposition < 1:
             raise ValueError(f"OpposedClusters.min_opposition must be in [0, 1), got {self.min_opposition}")
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        likeness = cosines(cohort.trainable()).cpu()  # n × n: small, and eigenvectors of small matrices are a CPU's job
-        believed = self._believed(likeness, cohort.weights.double().cpu())
-        against = -_mean_over_others(likeness, believed)
-        rejected = ~believed & (against > self.min_opposition)
-        return Judgment(against.to(cohort.weights), ~rejected.to(cohort.weights.device)), state
+        similarity = cosines(cohort.trainable()).cpu()  # n × n is small: a CPU computes its eigenvectors faster
+        trusted = self._select_trusted(similarity, cohort.weights.double().cpu())
+        opposition = -_mean_over_others(similarity, trusted)
+        rejected = ~trusted & (opposition > self.min_opposition)
+        return Judgment(opposition.to(cohort.weights), ~rejected.to(cohort.weights.device)), state
 
-    def _believed(self, likeness: Float[Tensor, "n n"], votes: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """The stronger of two camps that quarrel; everybody where none do."""
-        camp: Tensor = torch.linalg.eigh(likeness).eigenvectors[:, -1] > 0
-        everybody = torch.ones_like(camp)
-        if bool(camp.all()) or not bool(camp.any()):
+    def _select_trusted(self, similarity: Float[Tensor, "n n"], votes: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """The cluster with more votes if the two are opposed; otherwise all clients."""
+        first: Tensor = torch.linalg.eigh(similarity).eigenvectors[:, -1] > 0
+        everybody = torch.ones_like(first)
+        if bool(first.all()) or not bool(first.any()):
             return everybody
-        quarrel = -float(likeness[camp][:, ~camp].mean())
-        ours, theirs = float(votes[camp].sort().values.sum()), float(votes[~camp].sort().values.sum())
-        if quarrel <= self.min_opposition or ours == theirs:
+        opposition = -float(similarity[first][:, ~first].mean())
+        first_votes, second_votes = (float(votes[cluster].sort().values.sum()) for cluster in (first, ~first))
+        if opposition <= self.min_opposition or first_votes == second_votes:
             return everybody
-        return camp if ours > theirs else ~camp
+        return first if first_votes > second_votes else ~first
 
 
-def _mean_over_others(likeness: Float[Tensor, "n n"], members: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Of every client, the mean cosine with the members, itself left out."""
-    others = likeness.clone().fill_diagonal_(0)[:, members].sum(dim=1)
+def _mean_over_others(similarity: Float[Tensor, "n n"], members: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Each client's mean cosine with the members, not counting itself."""
+    others = similarity.clone().fill_diagonal_(0)[:, members].sum(dim=1)
     count = members.sum() - members.to(torch.long)
     return others / count.clamp_min(1)

@@ -1,10 +1,10 @@
-"""PCA clusters: draw the last layer's updates in two dimensions, split them in two, reject the smaller group.
+"""PCA clusters: project last-layer updates to two dimensions, split them in two clusters, reject the smaller one.
 
 Tolpegin, Truex, Gursoy, Liu. Data Poisoning Attacks Against Federated Learning Systems. ESORICS 2020.
 https://arxiv.org/abs/2007.08432
 
-The authors collect updates over many rounds and let a person look at the picture; here every round is
-judged by itself, by two-means.
+The authors collect updates over many rounds, and a person inspects the plot. Here every round is judged
+independently, by two-means.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from ..core import Cohort, Filter, Judgment, State
 
 @dataclass(frozen=True)
 class PCAClusters(Filter):
-    """Two-means on the first two principal components of the standardised last-layer updates; the majority stays.
+    """Run two-means on the first two principal components of the standardized last-layer updates; keep the majority.
 
-    There is always a smaller group, on clean rounds too. Groups of equal size are both accepted. The
-    score is how much nearer a client is to the smaller group than to the larger one.
+    There is always a smaller cluster, also without an attack. Clusters of equal size are both accepted. The score is
+    how much nearer an update is to the smaller cluster than to the larger one.
+
+    Args:
+        source: Compare only the weights of this class, as the authors do. None compares all.
+        layer: The tensor to compare. None is the classifier's weight matrix.
     """
 
-    source: int | None = None  # look only at the weights of this class, as the authors do; None: at all
-    layer: str | None = None  # which tensor to look at; None = the classifier's weight matrix
+    source: int | None = None
+    layer: str | None = None
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        points = principal_components(standardized(self._looked_at(cohort)))
+        points = principal_components(standardize(self._select_updates(cohort)))
         second = two_means(points)
         n_second = int(second.sum())
         if n_second in (0, len(cohort)) or 2 * n_second == len(cohort):
@@ -41,7 +45,7 @@ class PCAClusters(Filter):
             scores = (points - larger).norm(dim=1) - (points - smaller).norm(dim=1)
         return Judgment(scores, accepted, points=points), state
 
-    def _looked_at(self, cohort: Cohort) -> Float[Tensor, "n k"]:
+    def _select_updates(self, cohort: Cohort) -> Float[Tensor, "n k"]:
         updates, _ = cohort.layer(self.layer)
         if self.source is None:
             return updates
@@ -51,8 +55,8 @@ class PCAClusters(Filter):
         return updates.reshape(len(cohort), *shape)[:, self.source].flatten(1)
 
 
-def standardized(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Every column with mean 0 and standard deviation 1, in float64; a column that does not vary becomes 0."""
+def standardize(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Scales every column to mean 0 and standard deviation 1, in float64; a constant column becomes 0."""
     wide = rows.double()
     scale = wide.abs().amax(dim=0)
     wide = wide / torch.where(scale > 0, scale, 1)  # first, so that no square overflows
@@ -63,15 +67,15 @@ def standardized(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
 
 
 def principal_components(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n 2"]:
-    """Where each row lies along the two directions of largest variance, the longer tail to the right and top."""
+    """The rows' coordinates along the two directions of largest variance, signed so that their skewness is positive."""
     left, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
     points: Tensor = torch.nn.functional.pad(left * lengths, (0, 2))[:, :2]  # a single client has one component
-    tails = (points * points * points).sum(dim=0)
-    return points * torch.where(tails < 0, -1, 1)
+    skewness = (points * points * points).sum(dim=0)
+    return points * torch.where(skewness < 0, -1, 1)
 
 
 def two_means(points: Float[Tensor, "n 2"]) -> Bool[Tensor, " n"]:
-    """Who belongs to the second of two groups; they grow from the two ends of the first component."""
+    """Which points belong to the second of two clusters. They start at the two ends of the first component."""
     first, second = points[points[:, 0].argmin()], points[points[:, 0].argmax()]
     members = torch.zeros(len(points), dtype=torch.bool, device=points.device)
     for _ in range(100):

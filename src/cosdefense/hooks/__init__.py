@@ -1,4 +1,4 @@
-"""Hooks are what honest clients do while they train: the client's side of a defense."""
+"""Hooks run on honest clients during training: the client's side of a defense."""
 
 from .adversarial_training import AdversarialTraining
 from .fl_wbc import FLWBC

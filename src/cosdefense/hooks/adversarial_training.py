@@ -1,8 +1,9 @@
-"""FAT, federated adversarial training: clients train on images moved to where the model errs most.
+"""FAT, federated adversarial training: clients train on images perturbed to maximize the loss.
 
 Zizzo, Rawat, Sinn, Buesser. FAT: Federated Adversarial Training. 2020. https://arxiv.org/abs/2012.01791
-It hardens the model against images made to fool it. It does not keep poisoned updates out. The paper's
-own epsilon and number of steps could not be confirmed; the defaults are those of a public re-implementation.
+
+It hardens the model against adversarial images. It does not keep poisoned updates out. The paper's epsilon and
+number of steps could not be confirmed; the defaults are those of a public re-implementation.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from ..core import ClientHook, Loss
 
 @dataclass(frozen=True)
 class AdversarialTraining(ClientHook):
-    """x ← x + δ with δ = argmax ℓ(x + δ, y) over ‖δ‖∞ ≤ epsilon, by projected gradient ascent."""
+    """x ← x + δ with δ = argmax ℓ(x + δ, y) over ‖δ‖∞ ≤ epsilon, by projected gradient ascent.
 
-    epsilon: float = 0.1  # the largest change of a pixel in [0, 1]; 0.3 is usual for MNIST, 8/255 for CIFAR-10
-    steps: int = 10  # of the ascent
-    step_size: float | None = None  # of one step; None: 2.5 epsilon / steps, which can reach every corner
+    Args:
+        epsilon: The largest change of a pixel in [0, 1]. 0.3 is common for MNIST, 8/255 for CIFAR-10.
+        steps: The number of ascent steps.
+        step_size: The size of one step. None is 2.5 epsilon / steps, which can reach every corner.
+    """
+
+    epsilon: float = 0.1
+    steps: int = 10
+    step_size: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
@@ -36,7 +43,7 @@ class AdversarialTraining(ClientHook):
     def batch(
         self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
     ) -> tuple[Float[Tensor, "b *shape"], Int[Tensor, " b"]]:
-        # From the image itself and without random starts: the same batch always gets the same answer.
+        # Starts from the image itself, not from a random point, so that the result is deterministic.
         size = self.step_size or 2.5 * self.epsilon / self.steps
         moved = images
         for _ in range(self.steps):

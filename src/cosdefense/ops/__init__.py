@@ -1,21 +1,26 @@
-"""Vector maths shared by the parts; nothing here knows about clients or rounds.
+"""Vector operations on rows of plain tensors; nothing here knows about clients or rounds.
 
-Hostile rows may hold any finite number, so nothing here may cancel or return NaN for finite input.
+Malicious rows may hold any finite number, so no operation may cancel or return NaN for finite input.
 Sums over coordinates run in float64 and in blocks: a float32 norm of eleven million coordinates is
-off by 4e-4, and a float32 square overflows at 1e19. (Squared distances of float64 rows beyond 1e154
-are infinite: as far away as can be, and still comparable.)
+off by 4e-4, and a float32 square overflows at 1e19. Squared distances of float64 rows beyond 1e154
+are infinite, which is still comparable. Half-precision rows are computed in float32 or float64 and
+rounded once.
 
-No kernel makes a copy of all rows: what it needs beside them is a block, a result, or n × n numbers.
+No operation copies all rows. It needs a block, a result, or n × n numbers beside them.
 """
 
-from .centers import clipped_mean, geometric_median, weighted_sum
 from .coordinatewise import mean_near_median, median, trimmed_mean
+from .cosines import cosine, cosines
 from .distances import squared_distances
-from .norms import cosine, cosines, finite_rows, rescaled, row_norms, stays_finite
+from .finite import finite_rows, stays_finite
+from .norms import rescale_rows, row_norms
+from .precision import compute_dtype
+from .rowwise import clipped_mean, geometric_median, weighted_sum
 from .scores import fraction_of, mean_of, median_of, min_max, std_of
 
 __all__ = [
     "clipped_mean",
+    "compute_dtype",
     "cosine",
     "cosines",
     "finite_rows",
@@ -26,7 +31,7 @@ __all__ = [
     "median",
     "median_of",
     "min_max",
-    "rescaled",
+    "rescale_rows",
     "row_norms",
     "squared_distances",
     "stays_finite",

@@ -1,4 +1,4 @@
-"""Rows are read a block of columns at a time, so that what a kernel needs beside them stays small and in the cache."""
+"""Rows are read one block of columns at a time, so that temporary memory stays small and in the cache."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK = 1 << 18  # numbers at a time: 2 MB in float64
-GPU_BLOCK = 1 << 25  # on a GPU it costs more to start a kernel than to run it
-HUGE = 1 << 22  # bytes from which on numpy asks for huge pages
-STRETCHES = 64  # at most: enough for as many threads, and to even out what a busy core costs one of them
+BLOCK = 1 << 18  # numbers in a block: 2 MB in float64
+GPU_BLOCK = 1 << 25  # larger, because launching a small GPU kernel costs more than running it
+HUGE_PAGE_BYTES = 1 << 22  # from this size on, numpy asks for huge pages
+MAX_RANGES = 64  # enough for as many threads, and to even out the delay of a busy core
 
-_kept = deque[Any]()  # blocks of memory that nobody uses at the moment; numpy's know nothing of inference mode
+_free_buffers = deque[Any]()  # blocks not in use; numpy arrays, because they are independent of inference mode
 
 
 def columns_per_block(rows: Float[Tensor, "n k"]) -> int:
     return max(1, (BLOCK if rows.device.type == "cpu" else GPU_BLOCK) // max(1, len(rows)))
 
 
-def blocks(rows: Float[Tensor, "n k"]) -> Iterator[Tensor]:
-    """Views of the rows, side by side."""
+def split_columns(rows: Float[Tensor, "n k"]) -> Iterator[Tensor]:
+    """Views of consecutive blocks of columns."""
     yield from torch.split(rows, columns_per_block(rows), dim=1)
 
 
-def stretches(rows: Float[Tensor, "n k"]) -> list[slice]:
-    """The columns cut into stretches of whole blocks, to be given to threads; one on a GPU.
+def column_ranges(rows: Float[Tensor, "n k"]) -> list[slice]:
+    """Ranges of columns to distribute over threads, each a whole number of blocks; one range on a GPU.
 
-    How many does not depend on the number of threads, so that sums over them do not either. n × n numbers for each
-    stretch take no more memory than a quarter of float32 rows.
+    Their number does not depend on the number of threads, so that sums over them do not either. n × n numbers per
+    range take at most a quarter of the memory of float32 rows.
     """
     n, columns = rows.shape
-    most = min(STRETCHES, columns // (8 * n)) if rows.device.type == "cpu" and n else 1
+    n_ranges = min(MAX_RANGES, columns // (8 * n)) if rows.device.type == "cpu" and n else 1
     step = columns_per_block(rows)
-    width = step * max(1, -(-columns // (step * max(1, most))))
+    width = step * max(1, -(-columns // (step * max(1, n_ranges))))
     return [slice(start, start + width) for start in range(0, max(1, columns), width)]
 
 
-def groups(rows: Float[Tensor, "n k"]) -> list[slice]:
-    """The rows in groups that fill two blocks or more, to be given to threads; one group on a GPU.
+def row_ranges(rows: Float[Tensor, "n k"]) -> list[slice]:
+    """Ranges of rows to distribute over threads, each of two blocks or more; one range on a GPU.
 
-    Where rows do not meet, better than `stretches`: a long piece of one row is read faster than short ones of many.
+    Where rows are independent this beats `column_ranges`: long pieces of memory are read faster than short ones.
     """
     size = max(1, 2 * BLOCK // max(1, rows.shape[1])) if rows.device.type == "cpu" else len(rows)
     return [slice(start, start + size) for start in range(0, max(1, len(rows)), max(1, size))]
 
 
-def wide_blocks(
+def float64_blocks(
     rows: Float[Tensor, "n k"], center: Float[Tensor, " k"] | None = None, members: Int[Tensor, " m"] | None = None
 ) -> Iterator[Tensor]:
-    """The rows (or some of them) less `center` in float64, a block at a time.
+    """The rows (or the `members` among them) minus `center` in float64, one block at a time.
 
-    All blocks share their memory, and the reader may write to it: a fresh page costs more than the arithmetic on it.
+    All blocks share one buffer that the caller may write to: a new memory page costs more than the arithmetic on it.
     """
     n, step = len(rows) if members is None else len(members), columns_per_block(rows)
-    with _memory(n * min(step, rows.shape[1]), rows.device) as memory:
+    with _borrow_buffer(n * min(step, rows.shape[1]), rows.device) as buffer:
         for start in range(0, rows.shape[1], step):
             block = rows[:, start : start + step]
-            wide = memory[: n * block.shape[1]].view(n, -1)
+            wide = buffer[: n * block.shape[1]].view(n, -1)
             wide.copy_(block if members is None else block[members])
             if center is not None:
                 wide -= center[start : start + step].double()
@@ -70,32 +70,33 @@ def wide_blocks(
 
 
 @contextmanager
-def _memory(numbers: int, device: torch.device) -> Iterator[Tensor]:
-    """Float64 numbers to write to.
+def _borrow_buffer(size: int, device: torch.device) -> Iterator[Tensor]:
+    """Room for `size` float64 numbers.
 
-    On a CPU a block's are kept for whoever asks next, one block per thread: left to the allocator, a thread's memory
-    goes back to the system and comes again in fresh pages.
+    On a CPU the buffers are kept for later calls, one per thread: the allocator would return a thread's memory to the
+    system and fetch it again as new pages.
     """
-    if device.type != "cpu" or numbers > BLOCK:
-        yield torch.empty(numbers, dtype=torch.float64, device=device)
+    if device.type != "cpu" or size > BLOCK:
+        yield torch.empty(size, dtype=torch.float64, device=device)
         return
     try:
-        memory = _kept.pop()
+        buffer = _free_buffers.pop()
     except IndexError:
-        memory = np.empty(0)
-    if len(memory) < numbers:
-        memory = np.empty(BLOCK)
+        buffer = np.empty(0)
+    if len(buffer) < size:
+        buffer = np.empty(BLOCK)
     try:
-        yield torch.from_numpy(memory)
+        yield torch.from_numpy(buffer)
     finally:
-        _kept.append(memory)
+        _free_buffers.append(buffer)
 
 
-def fresh(columns: int, like: Tensor) -> Float[Tensor, " k"]:
-    """Memory for a result.
+def allocate(columns: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " k"]:
+    """Uninitialized memory for a result.
 
-    A large one by numpy, which asks Linux for huge pages: getting torch's, 4 kB each, takes longer than using them.
+    A large one comes from numpy, which asks Linux for huge pages: fetching torch's pages of 4 kB takes longer than
+    filling them.
     """
-    if like.device.type != "cpu" or columns * like.element_size() < HUGE:
-        return torch.empty(columns, dtype=like.dtype, device=like.device)
-    return torch.from_numpy(np.empty(columns * like.element_size(), dtype=np.uint8)).view(like.dtype)
+    if device.type != "cpu" or columns * dtype.itemsize < HUGE_PAGE_BYTES:
+        return torch.empty(columns, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(columns * dtype.itemsize, dtype=np.uint8)).view(dtype)

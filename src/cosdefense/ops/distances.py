@@ -1,9 +1,9 @@
-"""Distances between all rows: between few by differences, between many by matrix products, which are faster then.
+"""Squared distances between all rows: of few rows from differences, of many from inner products, which is faster.
 
-‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels for nearly identical rows and makes the choice of the nearest one a matter
-of luck. Three things keep it honest: long sums run in float64; the rows are taken relative to one of them,
-so that what they have in common is gone before anything is squared; and pairs that are much closer to each
-other than to that center are computed again, relative to one of their own.
+‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels for nearly identical rows, so that rounding would choose the nearest one. Three things
+prevent this. Long sums run in float64. The rows are taken relative to one of them, so that their common part is
+gone before anything is squared. Pairs that are much closer to each other than to that center are computed again,
+relative to a center among themselves.
 """
 
 from __future__ import annotations
@@ -16,98 +16,98 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from .blocks import stretches, wide_blocks
-from .products import LARGEST, Products, products_around
-from .threads import in_threads
+from .blocks import column_ranges, float64_blocks
+from .inner_products import LARGEST, InnerProducts, products_around
+from .parallel import map_in_threads
 
-FEW = 20  # rows: up to so many, differences are faster than products, for which BLAS wants larger matrices
+FEW = 20  # up to this many rows differences are faster: BLAS needs larger matrices
 
-# A squared distance is believed when it is at least this share of ‖x‖² + ‖y‖². Products are off by at most
-# (columns per block + blocks + 4) · 2⁻⁵³ of that sum, 6e-12 for ten rows of eleven million: 6e-9 of what is
-# believed at worst, and in practice, where roundings go both ways, about 1e-13.
-BELIEVED = 1e-3
+# A squared distance is reliable when it is at least this share of ‖x‖² + ‖y‖². The error of inner products is at most
+# (columns per block + blocks + 4) · 2⁻⁵³ of that sum, 6e-12 for ten rows of eleven million columns. That is 6e-9 of a
+# reliable distance at worst, and about 1e-13 in practice, where roundings go both ways.
+RELIABLE_SHARE = 1e-3
 
 
 def squared_distances(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
     """Squared Euclidean distance between every two rows, in float64; identical rows have identical distances."""
-    return _by_differences(rows) if _are_few(rows) else distances_and_products(rows)[0]
+    return _subtract_rows(rows) if _has_few_rows(rows) else distances_and_products(rows)[0]
 
 
-def distances_and_products(rows: Float[Tensor, "n k"]) -> tuple[Float[Tensor, "n n"], Products]:
-    """Squared distances, and the products of all rows around one of them."""
-    if _are_few(rows):
-        distances = _by_differences(rows)
-        return distances, _products_from(distances)
-    products = products_around(rows, _middle(rows, _everybody(rows)))
-    return _settled(rows, *_distances(products)), products
+def distances_and_products(rows: Float[Tensor, "n k"]) -> tuple[Float[Tensor, "n n"], InnerProducts]:
+    """Squared distances, and the inner products of all rows around one of them."""
+    if _has_few_rows(rows):
+        distances = _subtract_rows(rows)
+        return distances, _products_from_distances(distances)
+    products = products_around(rows, _pick_center(rows, _all_indices(rows)))
+    return _recompute_unreliable(rows, *_distances_from_products(products)), products
 
 
-def _are_few(rows: Float[Tensor, "n k"]) -> bool:
+def _has_few_rows(rows: Float[Tensor, "n k"]) -> bool:
     return rows.device.type == "cpu" and len(rows) <= FEW
 
 
-def _by_differences(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
-    """Nothing cancels here, and no bit depends on where a row stands."""
+def _subtract_rows(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
+    """Distances from differences: nothing cancels, and no bit depends on the order of the rows."""
     rows, pairs = rows.detach(), torch.triu_indices(len(rows), len(rows), 1)
 
-    def partial(where: slice) -> Tensor:
+    def measure(where: slice) -> Tensor:
         total = torch.zeros(pairs.shape[1], dtype=torch.float64)
-        for wide in wide_blocks(rows[:, where]):
+        for wide in float64_blocks(rows[:, where]):
             total += pdist(wide).square_()
         return total
 
-    found = reduce(Tensor.add_, in_threads(partial, stretches(rows)))
     distances = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    distances[pairs[0], pairs[1]] = distances[pairs[1], pairs[0]] = found
+    total = reduce(Tensor.add_, map_in_threads(measure, column_ranges(rows)))
+    distances[pairs[0], pairs[1]] = distances[pairs[1], pairs[0]] = total
     return distances
 
 
-def _products_from(distances: Float[Tensor, "n n"]) -> Products:
+def _products_from_distances(distances: Float[Tensor, "n n"]) -> InnerProducts:
     """2 ⟨x − c, y − c⟩ = ‖x − c‖² + ‖y − c‖² − ‖x − y‖², where c is the row nearest to half of the others."""
     center = int(distances.sort(dim=1).values[:, len(distances) // 2].argmin())
     halves = distances.clamp_max(torch.finfo(torch.float64).max) / 2
     values = halves[center][:, None] + halves[center] - halves
     values.diagonal().copy_(distances[center])  # which may be infinite
-    return Products(center, values)
+    return InnerProducts(center, values)
 
 
-def _settled(
-    rows: Float[Tensor, "n k"], total: Float[Tensor, "n n"], doubtful: Bool[Tensor, "n n"]
+def _recompute_unreliable(
+    rows: Float[Tensor, "n k"], distances: Float[Tensor, "n n"], unreliable: Bool[Tensor, "n n"]
 ) -> Float[Tensor, "n n"]:
-    """The distances, those in doubt computed again around a center of their own."""
-    groups = list(_connected(doubtful, _everybody(rows)))
+    """Computes unreliable distances again, each connected group of them around a center in the group."""
+    groups = list(_connected_groups(unreliable, _all_indices(rows)))
     while groups:
         members = groups.pop()
-        found, doubtful = _distances(products_around(rows, _middle(rows, members), members))
-        total[members[:, None], members] = found
-        groups += _connected(doubtful, members)  # without the center: a group gets smaller every time
-    return _alike_for_twins(total)
+        result, unreliable = _distances_from_products(products_around(rows, _pick_center(rows, members), members))
+        distances[members[:, None], members] = result
+        groups += _connected_groups(unreliable, members)  # without the center: a group shrinks every time
+    return _equalize_identical_rows(distances)
 
 
-def _distances(products: Products) -> tuple[Float[Tensor, "m m"], Bool[Tensor, "m m"]]:
-    """Squared distances, and which of them are not to be believed."""
-    lengths, center = products.values.diagonal(), products.center
-    sums = lengths[:, None] + lengths
-    found = sums - 2 * products.values
-    found[center] = found[:, center] = lengths
-    found.fill_diagonal_(0)
-    doubtful = ~(found >= BELIEVED * sums)  # so that NaN, from ∞ − ∞, is doubtful too
-    doubtful[center] = doubtful[:, center] = False
-    return found, doubtful.fill_diagonal_(False)
+def _distances_from_products(products: InnerProducts) -> tuple[Float[Tensor, "m m"], Bool[Tensor, "m m"]]:
+    """Squared distances, and which of them are unreliable."""
+    squares, center = products.values.diagonal(), products.center
+    sums = squares[:, None] + squares
+    distances = sums - 2 * products.values
+    distances[center] = distances[:, center] = squares
+    distances.fill_diagonal_(0)
+    unreliable = ~(distances >= RELIABLE_SHARE * sums)  # NaN, from ∞ − ∞, is unreliable too
+    unreliable[center] = unreliable[:, center] = False
+    return distances, unreliable.fill_diagonal_(False)
 
 
-def _everybody(rows: Float[Tensor, "n k"]) -> Int[Tensor, " n"]:
+def _all_indices(rows: Float[Tensor, "n k"]) -> Int[Tensor, " n"]:
     return torch.arange(len(rows), device=rows.device)
 
 
-def _middle(rows: Float[Tensor, "n k"], members: Int[Tensor, " m"]) -> int:
-    """The member whose beginning is of median length: in the midst of the others, whatever the outliers are."""
+def _pick_center(rows: Float[Tensor, "n k"], members: Int[Tensor, " m"]) -> int:
+    """The member whose first columns have the median norm: it lies among the others, whatever the outliers are."""
     beginnings = rows[members, :1024].double().clamp(-LARGEST, LARGEST)
     return int(beginnings.square().sum(dim=1).argsort()[len(members) // 2])
 
 
-def _connected(pairs: Bool[Tensor, "m m"], members: Int[Tensor, " m"]) -> Iterator[Int[Tensor, " g"]]:
-    """The groups of two and more members that hang together by these pairs."""
+def _connected_groups(pairs: Bool[Tensor, "m m"], members: Int[Tensor, " m"]) -> Iterator[Int[Tensor, " g"]]:
+    """The connected components, of two and more members, of the graph with these edges."""
     if not bool(pairs.any()):
         return
     reached = pairs.double()
@@ -117,7 +117,7 @@ def _connected(pairs: Bool[Tensor, "m m"], members: Int[Tensor, " m"]) -> Iterat
         yield members[reached[first].nonzero().flatten()]
 
 
-def _alike_for_twins(distances: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Identical rows get the distances of the first of them: where a row stands may move a product by a bit."""
+def _equalize_identical_rows(distances: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Gives identical rows the distances of the first of them: a row's position may change a product by a bit."""
     first = (distances == 0).to(torch.uint8).argmax(dim=1)
     return distances[first][:, first]

@@ -1,4 +1,4 @@
-"""Statistics of one number per client, which must not depend on the clients' order by a bit."""
+"""Statistics of one number per client. The order of the clients must not change a bit of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .coordinatewise import median
 
 
 def fraction_of(fraction: float, n: int) -> int:
-    """`floor(fraction * n)`, safe against 0.29 * 100 == 28.999999999999996."""
+    """`floor(fraction * n)`, robust to 0.29 * 100 == 28.999999999999996."""
     return math.floor(fraction * n + 1e-9)
 
 
 def min_max(scores: Float[Tensor, " n"], tolerance: float = 0.0) -> Float[Tensor, " n"]:
-    """Scores mapped onto [0, 1]; all zero when they all lie within `tolerance` of each other."""
+    """Scales scores to [0, 1]; all zero when they lie within `tolerance` of each other."""
     low, high = scores.min(), scores.max()
     span = high - low
     return torch.where(span > tolerance, (scores - low) / torch.where(span > tolerance, span, 1), 0)
 
 
 def mean_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """The mean, summed in order of size so that the order of the clients cannot move it by a bit."""
+    """The mean, summed in order of size so that the order of the clients does not matter."""
     return scores.sort().values.mean()
 
 

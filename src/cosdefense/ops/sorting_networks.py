@@ -1,4 +1,4 @@
-"""Which rows to compare with which, so that every column ends up in order: Batcher's odd-even merge sort.
+"""Which pairs of rows to compare to sort every column: Batcher's odd-even merge sort.
 
 K. E. Batcher. Sorting networks and their applications. AFIPS 1968.
 """
@@ -11,7 +11,7 @@ from functools import cache
 
 @cache
 def comparators(n: int, wanted: range) -> tuple[tuple[int, int], ...]:
-    """Pairs (low, high) to put in order, one after the other; those that no wanted rank depends on are left out."""
+    """Pairs (low, high) to put in order, one after the other, without those that no wanted rank depends on."""
     needed, kept = set(wanted), []
     for low, high in reversed(list(_merge_sort(n))):
         if low in needed or high in needed:
@@ -22,7 +22,7 @@ def comparators(n: int, wanted: range) -> tuple[tuple[int, int], ...]:
 
 def _merge_sort(n: int) -> Iterator[tuple[int, int]]:
     sorted_length = 1
-    while sorted_length < n:  # runs of this length are in order; two and two are merged
+    while sorted_length < n:  # runs of this length are sorted; merge pairs of them
         distance = sorted_length
         while distance >= 1:
             for start in range(distance % sorted_length, n - distance, 2 * distance):
