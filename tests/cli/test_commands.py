@@ -97,7 +97,8 @@ def test_list_shows_options(folder: Path) -> None:
     shown = cosdefense_("list", cwd=folder).stdout
     assert "contamination = 0.3" in shown
     assert "inner-product" in shown
-    assert "path (required), sha256 = None" in shown
+    assert "path (required): " in shown
+    assert "sha256 = None: " in shown
     assert "resnet18" in shown
 
 

@@ -1,11 +1,12 @@
-"""docs/catalog.md, written from the code: every part with its formula, needs, options and reference."""
+"""Writes docs/catalog.md from the code: every part with its formula, needs, options and reference."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from textwrap import wrap
 from typing import Any
 
 from ..core import Defense, Need
@@ -25,27 +26,29 @@ TABLE_1 = {
     "CosDefense": "cosdefense",
 }
 DIFFERENCES = {
-    "RFFL": "The paper says that RFFL does not go with client sampling. Its authors do expect everybody in every "
-    "round; here reputations belong to identities and a round shares out what its participants held before, so that "
-    "absent clients lose nothing. What else differs is said at `rffl`, below.",
-    "ByGars": "The row stands for ByGARS++, which remembers reputations. `bygars` finds them anew every round and "
+    "RFFL": "The paper says that RFFL does not work with client sampling. Its authors expect all clients in every "
+    "round. Here a reputation belongs to a client's identity, and clients that are absent keep theirs. See `rffl` "
+    "below for other differences.",
+    "ByGars": "The row stands for ByGARS++, which remembers reputations. `bygars` computes them in every round and "
     "keeps no memory.",
 }
 
 HEAD = """# Catalog
 
-Written by `cosdefense list --markdown`; a test keeps it current. Here u is a client's update (new minus old), û its
-direction, w the global model, n the number of clients in the round. Options are called the same in files and in Python.
+Written by `cosdefense list --markdown` from the docstrings; a test keeps it current.
+
+In formulas, u is a client's update (new minus old), û its direction, w the global model, and n the
+number of clients in the round. Options have the same names in experiment files and in Python.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_defenses(), *_table_1(), *_parts()]) + "\n"
+    return "\n".join([HEAD, *_wrap([*_defenses(), *_table_1(), *_parts()])]) + "\n"
 
 
 def table_1() -> dict[str, tuple[bool, ...]]:
-    """The paper's columns: goes with client sampling, server data, number of attackers, scores kept per client."""
+    """The paper's columns: works with client sampling, server data, number of attackers, scores kept per client."""
     columns = (Need.SERVER_DATA, Need.ATTACKER_COUNT, Need.CLIENT_MEMORY)
     needs = {row: PRESETS[name]().needs for row, name in TABLE_1.items()}
     return {
@@ -60,6 +63,12 @@ def _defenses() -> Iterator[str]:
     for name, make in PRESETS.items():
         defense = make()
         yield _row([f"`{name}`", first_line(make), _made_of(defense), *_marks(need in defense.needs for need in Need)])
+    yield ""
+    yield "Their options:\n"
+    for name, make in PRESETS.items():
+        if options_of(make):
+            yield f"* `{name}`"
+            yield from (f"  {line}" for line in _options(make))
     yield ""
 
 
@@ -102,19 +111,34 @@ def _part(name: str, kind: type) -> Iterator[str]:
     needs = sorted(needs_of(kind)) if hasattr(kind, "needs") else []
     if needs:
         yield f"Needs: {', '.join(needs)}.\n"
-    said = {**comments_of(kind), **explanations_of(kind)}
-    for option in required_by(kind):
-        yield f"* `{option}` (required)" + (f": {said[option]}" if option in said else "")
-    for option, default in options_of(kind).items():
-        shown = f"{default:.4g}" if isinstance(default, float) else f"{default}".lower()
-        yield f"* `{option} = {shown}`" + (f": {said[option]}" if option in said else "")
+    yield from _options(kind)
     yield ""
     yield from (f"{paragraph}\n" for paragraph in _paragraphs(rest))
 
 
-def comments_of(kind: type) -> dict[str, str]:
+def _options(target: Any) -> Iterator[str]:
+    explained = {**comments_of(target), **explanations_of(target)}
+    for option in required_by(target):
+        yield f"* `{option}` (required): {explained.get(option, '')}"
+    for option, default in options_of(target).items():
+        shown = f"{default:.4g}" if isinstance(default, float) else f"{default}".lower()
+        yield f"* `{option} = {shown}`: {explained.get(option, '')}"
+
+
+def comments_of(kind: Any) -> dict[str, str]:
     """What the trailing comments say about the fields of a dataclass."""
+    if not inspect.isclass(kind):
+        return {}
     return dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", inspect.getsource(kind), re.MULTILINE))
+
+
+def _wrap(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of at most 100 characters, except tables. What continues a list's entry is indented."""
+    for line in lines:
+        marker = re.match(r" *\* |", line)
+        indent = " " * len(marker.group() if marker else "")
+        wrapped = wrap(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        yield line if line.startswith("|") or not wrapped else "\n".join(wrapped) + "\n" * line.endswith("\n")
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -31,12 +31,21 @@ def fedavg() -> Defense:
 
 
 def krum(contamination: float = 0.3) -> Defense:
-    """The one update closest to its neighbors."""
+    """The one update closest to its neighbors.
+
+    Args:
+        contamination: The expected share of malicious clients.
+    """
     return Defense((Krum(contamination),), Mean())
 
 
 def multi_krum(contamination: float = 0.3, keep: int | None = None) -> Defense:
-    """The mean of the updates closest to their neighbors."""
+    """The mean of the updates closest to their neighbors.
+
+    Args:
+        contamination: The expected share of malicious clients.
+        keep: How many updates are kept. None: n − f, where f = floor(contamination · n).
+    """
     return Defense((MultiKrum(contamination, keep),), Mean())
 
 
@@ -46,40 +55,71 @@ def median() -> Defense:
 
 
 def trimmed_mean(contamination: float = 0.3) -> Defense:
-    """The coordinate-wise mean without extremes."""
+    """The coordinate-wise mean without extremes.
+
+    Args:
+        contamination: The share of values that is dropped at each end.
+    """
     return Defense((), TrimmedMean(contamination))
 
 
 def clipping_median(max_norm: float = 2.0) -> Defense:
-    """Clip every update, then the coordinate-wise median: the CosDefense paper's strongest baseline."""
+    """Clip every update, then the coordinate-wise median: the CosDefense paper's strongest baseline.
+
+    Args:
+        max_norm: The norm that updates are clipped to.
+    """
     return Defense((Clip(max_norm),), Median())
 
 
 def norm_clipping(max_norm: float = 2.0) -> Defense:
-    """Clip every update, then the mean."""
+    """Clip every update, then the mean.
+
+    Args:
+        max_norm: The norm that updates are clipped to.
+    """
     return Defense((Clip(max_norm),), Mean())
 
 
 def weak_dp(max_norm: float = 5.0, std: float = 0.025) -> Defense:
-    """Clip every update, then the mean with a little noise: too little for a privacy guarantee."""
+    """Clip every update, then the mean with a little noise: too little for a privacy guarantee.
+
+    Args:
+        max_norm: The norm that updates are clipped to.
+        std: The standard deviation of the noise in every coordinate.
+    """
     return Defense((Clip(max_norm),), NoisyMean(std))
 
 
 def central_dp(max_norm: float = 2.0, noise_multiplier: float = 1.0) -> Defense:
-    """Clip every update, then the mean with noise of noise_multiplier · max_norm / n."""
+    """Clip every update, then the mean with noise of noise_multiplier · max_norm / n.
+
+    Args:
+        max_norm: The norm that updates are clipped to.
+        noise_multiplier: The standard deviation of the noise of the sum, in units of max_norm.
+    """
     return Defense((Clip(max_norm),), NoisyMean(noise_multiplier * max_norm, of_sum=True))
 
 
 def rffl(max_norm: float = 0.5, decay: float = 0.95, threshold: float = 1 / 3, warm_up: int = 10) -> Defense:
-    """Clip every update, then a mean weighted by reputation; the disreputable are removed for good.
+    """Clip every update, then a mean weighted by reputation; clients of low reputation are removed for good.
 
-    The norm is the authors' for MNIST; for CIFAR-10 theirs is 0.15.
+    Args:
+        max_norm: The norm that updates are clipped to: the authors' for MNIST; for CIFAR-10 theirs is 0.15.
+        decay: How much of a reputation is kept from round to round.
+        threshold: The reputation below which a client is removed, as a fraction of the fair share 1 / n.
+        warm_up: How many rounds a client takes part in before it can be removed.
     """
     return Defense((Clip(max_norm), RFFL(decay, threshold, warm_up)), Mean())
 
 
 def foolsgold(head_only: bool = False, capacity: int = 1000) -> Defense:
-    """A mean in which clients that keep resembling each other count little."""
+    """A mean in which clients that keep resembling each other count little.
+
+    Args:
+        head_only: Whether only the classifier's weights are compared, as the authors do for deep networks.
+        capacity: How many clients are remembered.
+    """
     return Defense((FoolsGold(head_only, capacity),), Mean())
 
 
@@ -89,47 +129,101 @@ def fltrust() -> Defense:
 
 
 def bygars(steps: int = 3, rate: float = 0.05) -> Defense:
-    """A mean weighted by signed reputations that are found anew on the server's data every round."""
+    """A mean weighted by signed reputations, which are computed on the server's data in every round.
+
+    Args:
+        steps: How many steps of gradient ascent find the reputations.
+        rate: The step size.
+    """
     return Defense((ByGARS(steps, rate),), Mean())
 
 
 def bygars_plus_plus(rate: float = 0.1, capacity: int = 10_000) -> Defense:
-    """A mean weighted by signed reputations that are remembered per client."""
+    """A mean weighted by signed reputations that are remembered per client.
+
+    Args:
+        rate: How much one round changes a reputation.
+        capacity: How many clients are remembered.
+    """
     return Defense((ByGARSPlusPlus(rate, capacity),), Mean())
 
 
 def sageflow(max_entropy: float = 1.0, delta: float = 1.0, wait_for_confident_model: bool = True) -> Defense:
-    """Reject models that are undecided about public data, then a mean weighted by their loss on it."""
+    """Reject models that are undecided about public data, then a mean weighted by their loss on it.
+
+    Args:
+        max_entropy: The mean entropy, in nats, from which a model is rejected.
+        delta: The power of the loss by which weights are divided.
+        wait_for_confident_model: Whether nobody is rejected while the global model itself has a higher
+            entropy.
+    """
     return Defense((Sageflow(max_entropy, delta, wait_for_confident_model),), Mean())
 
 
 def diversefl(min_cosine: float = 0.0, min_ratio: float = 0.5, max_ratio: float = 2.0) -> Defense:
-    """Reject updates unlike what a sample of the client's own data leads to, then the mean."""
+    """Reject updates unlike what a sample of the client's own data leads to, then the mean.
+
+    Args:
+        min_cosine: The least cosine between an update and its guide.
+        min_ratio: The least norm of an update, in norms of its guide.
+        max_ratio: The largest norm of an update, in norms of its guide.
+    """
     return Defense((DiverseFL(min_cosine, min_ratio, max_ratio),), Mean())
 
 
 def pca_clustering(source: int | None = None, layer: str | None = None) -> Defense:
-    """Split last-layer updates into two groups, reject the smaller, then the mean."""
+    """Split last-layer updates into two groups, reject the smaller, then the mean.
+
+    Args:
+        source: The class whose weights are compared. None: the weights of all classes.
+        layer: The name of the tensor that is compared. None: the classifier's weight matrix.
+    """
     return Defense((PCAClusters(source, layer),), Mean())
 
 
 def fl_wbc(strength: float = 0.4) -> Defense:
-    """Clients shake what a past attack may have left behind; the server takes the mean."""
+    """Clients add noise where training would not undo a past attack; the server takes the mean.
+
+    Args:
+        strength: The scale of the Laplace noise.
+    """
     return Defense((), Mean(), (FLWBC(strength),))
 
 
 def fat(epsilon: float = 0.1, steps: int = 10, step_size: float | None = None) -> Defense:
-    """Clients train on adversarial images; the server takes the mean."""
+    """Clients train on adversarial images; the server takes the mean.
+
+    Args:
+        epsilon: The largest change of a pixel.
+        steps: How many steps of gradient ascent find the change.
+        step_size: The size of one step. None: 2.5 · epsilon / steps.
+    """
     return Defense((), Mean(), (AdversarialTraining(epsilon, steps, step_size),))
 
 
 def cosdefense(layer: str | None = None, threshold: Threshold = "mean", k: float = 1.0) -> Defense:
-    """Reject updates aligned with the last layer, then the mean."""
+    """Reject updates aligned with the last layer, then the mean.
+
+    Args:
+        layer: The name of the tensor that is looked at. None: the classifier's weight matrix.
+        threshold: The score from which clients are rejected: the mean, the mean + k standard deviations, or
+            the median + k scaled median absolute deviations.
+        k: How many deviations are accepted. Not used by the threshold "mean".
+    """
     return Defense((CosDefense(layer, threshold, k),), Mean())
 
 
 def factions(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_ratio: float = 1.2) -> Defense:
-    """Clip to the usual length, count echoes once, reject the weaker of two quarreling camps, then a steady mean."""
+    """Limit norms, count near-duplicates once, reject the weaker of two opposed clusters, then a mean of limited norm.
+
+    The project's own defense; docs/factions.md describes it.
+
+    Args:
+        min_opposition: How negative the mean cosine between two clusters must be for one of them to be
+            rejected.
+        max_ratio: The largest norm of an update that is not rejected, in running median norms.
+        max_mean_ratio: The largest norm of the mean, in running averages of that norm.
+    """
     return Defense(
         (NormLimit(max_ratio), NearDuplicates(), OpposedClusters(min_opposition)), NormLimitedMean(max_mean_ratio)
     )

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ..catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
-from ..catalog.signatures import first_line, needs_of, options_of, required_by
+from ..catalog.signatures import explanations_of, first_line, needs_of, options_of, required_by
 from ..core import Need
 from ..data import DATASETS
 from ..data.partition import PARTITIONS
@@ -36,7 +36,13 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
             {"name": name, "what": spec.description, "options": {}, "required": []} for name, spec in DATASETS.items()
         ]
     return [
-        {"name": name, "what": first_line(target), "options": options_of(target), "required": required_by(target)}
+        {
+            "name": name,
+            "what": first_line(target),
+            "options": options_of(target),
+            "required": required_by(target),
+            "explanations": explanations_of(target),
+        }
         | ({"needs": sorted(needs_of(target))} if kind in NEEDY else {})
         for name, target in LISTED[kind].items()
     ]
@@ -52,11 +58,16 @@ def table(kind: Kind) -> Table:
     for need in needs:
         shown.add_column(need[0].upper(), justify="center", min_width=1)
     for entry in entries(kind):
-        required = [f"{key} (required)" for key in entry["required"]]
-        options = ", ".join([*required, *(f"{key} = {_short(value)}" for key, value in entry["options"].items())])
         marks = ["✓" if need in entry["needs"] else "" for need in needs]
-        shown.add_row(entry["name"], "\n".join(filter(None, (entry["what"], options))), *marks)
+        shown.add_row(entry["name"], "\n".join([entry["what"], *_option_lines(entry)]), *marks)
     return shown
+
+
+def _option_lines(entry: Mapping[str, Any]) -> list[str]:
+    options = {f"{key} (required)": key for key in entry["required"]}
+    options |= {f"{key} = {_short(value)}": key for key, value in entry["options"].items()}
+    explained = entry.get("explanations", {})
+    return [f"{option}: {explained[key]}" if key in explained else option for option, key in options.items()]
 
 
 def _short(value: Any) -> str:
