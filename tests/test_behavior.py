@@ -35,6 +35,8 @@ from cosdefense.training.server_data import ServerData
 from cosdefense.training.task import Task
 from worlds import digits_world
 
+pytestmark = pytest.mark.slow  # trains for many rounds
+
 Options = dict[str, float | int | None]
 
 

@@ -21,6 +21,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -33,6 +34,7 @@ def test_there_are_blocks() -> None:
     assert len(BLOCKS) >= 1
 
 
+@pytest.mark.slow
 def test_the_filter_of_the_recipe_works_in_the_package(tmp_path: Path) -> None:
     """What CONTRIBUTING tells people to do, done in a copy of the package."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -73,6 +75,7 @@ def test_the_commands_named_exist() -> None:
     assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run_as_written(tmp_path: Path) -> None:
     """All but make and activating the environment, which this test already runs in."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")

@@ -13,6 +13,8 @@ from cosdefense.simulation.evaluation import evaluate
 from cosdefense.simulation.loop import simulate
 from worlds import digits_world
 
+pytestmark = pytest.mark.slow  # trains for many rounds
+
 
 @cache
 def outcome(attack: Attack, name: str) -> float:

@@ -86,12 +86,14 @@ def loaded_by(statement: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_light() -> None:
     heavy = {"sklearn", "altair", "vl_convert", "typer", "rich", "flwr", "PIL", "beartype", "safetensors", "tomli_w"}
     assert not heavy & loaded_by("import cosdefense, cosdefense.filters, cosdefense.aggregators, cosdefense.attacks")
     assert not heavy & loaded_by("import cosdefense.simulation.loop, cosdefense.testing")
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_load_torch_until_a_name_is_used() -> None:
     assert not {"torch", "numpy"} & loaded_by("import cosdefense")
     assert "torch" in loaded_by("import cosdefense; cosdefense.Defense")
@@ -128,6 +130,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:
     heavy = {"sklearn", "altair", "vl_convert", "PIL", "flwr", "gymnasium", "stable_baselines3"}
     assert not heavy & loaded_by("import cosdefense.cli, cosdefense.reinforcement")
@@ -150,6 +153,7 @@ def test_nothing_unpickles() -> None:
                 )
 
 
+@pytest.mark.slow
 def test_the_wheel_brings_what_reproduce_runs(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling, which builds the wheel, is not installed here")
     repository, unpacked = SOURCE.parents[1], tmp_path / "unpacked"

@@ -63,6 +63,7 @@ def test_version_and_help(folder: Path) -> None:
         assert words in taught
 
 
+@pytest.mark.slow
 def test_run_then_run_again_then_report(folder: Path) -> None:
     first = cosdefense_("run", "tiny.toml", cwd=folder)
     assert first.returncode == 0, first.stderr
@@ -79,6 +80,7 @@ def test_run_then_run_again_then_report(folder: Path) -> None:
     assert (folder / "runs" / "tiny" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_json_for_machines(folder: Path) -> None:
     done = cosdefense_("run", "tiny.toml", "--set", "training.rounds=2", "--json", cwd=folder)
     runs = json.loads(done.stdout)["runs"]
@@ -93,6 +95,7 @@ def test_list(folder: Path, kind: str) -> None:
     assert all(entry["what"] for entry in entries)
 
 
+@pytest.mark.slow
 def test_list_shows_options(folder: Path) -> None:
     shown = cosdefense_("list", cwd=folder).stdout
     assert "contamination = 0.3" in shown
@@ -102,6 +105,7 @@ def test_list_shows_options(folder: Path) -> None:
     assert "resnet18" in shown
 
 
+@pytest.mark.slow
 def test_data_where(folder: Path) -> None:
     found = json.loads(cosdefense_("data", "where", "--json", cwd=folder, COSDEFENSE_DATA=str(folder)).stdout)
     assert set(found) == {"digits", "mnist", "fashion-mnist", "cifar-10"}
@@ -135,6 +139,7 @@ def test_a_mistake_is_one_line_not_a_traceback(
     assert complaint in done.stderr
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_the_process_with_its_exit_code(folder: Path) -> None:
     done = cosdefense_("run", "none.toml", cwd=folder)
     assert done.returncode == 2
@@ -142,6 +147,7 @@ def test_a_mistake_ends_the_process_with_its_exit_code(folder: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_labels_and_paths_with_brackets(folder: Path) -> None:
     """They are a user's text, not markup."""
     label = 'defenses=[{name="median", label="Median [paper] a[/b]"}]'
@@ -153,6 +159,7 @@ def test_labels_and_paths_with_brackets(folder: Path) -> None:
     assert "br[/old]" in done.stderr
 
 
+@pytest.mark.slow
 def test_report_of_one_file_and_of_an_unfinished_run(folder: Path) -> None:
     cosdefense_("run", "tiny.toml", "--set", "training.rounds=3", "--set", "name=part", cwd=folder)
     records = sorted((folder / "runs" / "part").rglob("records.jsonl"))[0]
@@ -162,6 +169,7 @@ def test_report_of_one_file_and_of_an_unfinished_run(folder: Path) -> None:
     assert Path(json.loads(done.stdout)["page"]) == records.parent / "report.html"
 
 
+@pytest.mark.slow
 def test_the_records_say_where_they_come_from(folder: Path) -> None:
     settings = ["--set", "training.rounds=1", "--set", "name=its-origin"]
     done = cosdefense_("run", "tiny.toml", *settings, cwd=folder, COSDEFENSE_COMMIT="0123456789ab with changes")
@@ -175,6 +183,7 @@ def test_the_records_say_where_they_come_from(folder: Path) -> None:
         assert header["commit"] == "0123456789ab with changes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "time limit"])
 def test_ctrl_c_and_a_time_limit_leave_a_resumable_run_and_say_so(folder: Path, ending: signal.Signals) -> None:
     name = f"long-{ending.name}"

@@ -88,9 +88,10 @@ ATTACK_CASES = [
     MinSum("std"),
     Camouflage(1.0, "partial"),
     Mimic("partial", warm_up=1),
-    Adaptive(PRESETS["cosdefense"](), trials=20),  # every direction in every camouflage
-    Adaptive(PRESETS["multi-krum"](), "partial", trials=7),
-    Adaptive(PRESETS["bygars++"](), trials=3),
+    # Twenty trials: every direction in every camouflage.
+    pytest.param(Adaptive(PRESETS["cosdefense"](), trials=20), marks=pytest.mark.slow),
+    pytest.param(Adaptive(PRESETS["multi-krum"](), "partial", trials=7), marks=pytest.mark.slow),
+    pytest.param(Adaptive(PRESETS["bygars++"](), trials=3), marks=pytest.mark.slow),
 ]
 
 

@@ -78,6 +78,7 @@ def test_an_unknown_name_is_met_with_the_near_one(function: object) -> None:
         function("fashion-minst")
 
 
+@pytest.mark.slow
 def test_importing_pulls_in_nothing_heavy() -> None:
     script = "import sys, cosdefense.data; print(*sorted({'sklearn', 'PIL', 'rich', 'typer'} & {*sys.modules}))"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
@@ -276,6 +277,7 @@ def test_the_real_mnist_folder_is_not_fashion_mnist(real_data: Path) -> None:
     assert where("fashion-mnist", real_data / "mnist") is None
 
 
+@pytest.mark.slow
 def test_real_cifar_10(real_data: Path) -> None:
     dataset = real("cifar-10", real_data)
     assert dataset.train_images.shape == (50_000, 3, 32, 32)

@@ -211,6 +211,7 @@ def test_a_ruined_model_does_not_ruin_the_rewards() -> None:
 # training
 
 
+@pytest.mark.slow
 def test_the_same_seed_the_same_policy(tmp_path: Path) -> None:
     data = load("digits")
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -338,6 +339,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.mark.slow
 def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     arguments = ("train-attack", "tiny.toml", "--defense", "median", "--out", "policy.safetensors", "--steps", "40",
                  "--episode", "20", "--max-local-steps", "2", "--seed", "9")  # fmt: skip
@@ -379,6 +381,7 @@ def test_mistakes(tmp_path: Path, arguments: tuple[str, ...], complaint: str) ->
     assert complaint in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TOML)
     arguments = ["train-attack", "tiny.toml", "--defense", "median", "--out", "x.safetensors", "--steps", "2000",

@@ -248,6 +248,7 @@ def test_without_the_drawing_libraries_the_error_says_what_to_install(
         write_report([make_run(rounds=2)], tmp_path, "t")
 
 
+@pytest.mark.slow
 def test_a_large_grid_is_told_by_its_worst_cases_and_its_table_is_folded() -> None:
     attacks = tuple(f"attack {number}" for number in range(7))
     runs = make_runs(attacks=attacks, rounds=100)

@@ -79,6 +79,7 @@ def test_the_files_we_ship(path: Path, tmp_path: Path) -> None:
     assert load(written(tmp_path, to_toml(experiment))) == experiment
 
 
+@pytest.mark.slow
 def test_the_digits_grid_is_complete() -> None:
     """Every defense of the catalog against every attack that wants no particular answer, all of them buildable."""
     path = ROOT / "experiments" / "digits-grid.toml"

@@ -28,6 +28,8 @@ from cosdefense.runs.records import complete_lines
 from cosdefense.runs.run_folder import is_finished
 from worlds import TINY
 
+pytestmark = pytest.mark.slow  # starts processes
+
 TOML = "seeds = [0, 1]" + TINY + '[[defenses]]\nname = "held:mean"\n[[defenses]]\nname = "held:median"\n'
 
 # While the file "hold" lies there, every process stops in the sixth round of its first run, and says who it is.

@@ -26,6 +26,8 @@ from cosdefense.runs.execution import Execution, MissingRayExtra
 from cosdefense.runs.records import complete_lines, read_run
 from worlds import TINY
 
+pytestmark = pytest.mark.slow  # starts clusters
+
 GRID = TINY + '[[defenses]]\nname = "beside:mean"\n[[defenses]]\nname = "beside:median"\n'
 FAILING = TINY + "".join(f'[[defenses]]\nname = "beside:{name}"\n' for name in ("broken", "deadly", "mean"))
 

@@ -142,6 +142,7 @@ for record in run(cell, Path(folder), load("digits"), device, checkpoint_seconds
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     """Killed three times in mid-flight, by the hardest signal, and still the same bits in the end."""
     experiment = cell(rounds=120)
@@ -161,6 +162,7 @@ def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     assert bits(killed) == bits(straight)
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     first = go(tmp_path)
     next(first)

@@ -42,10 +42,12 @@ def clean_accuracy() -> float:
     return measured(world, run(world, Attack(), get("fedavg"))[-1]).accuracy
 
 
+@pytest.mark.slow
 def test_honest_clients_learn(clean_accuracy: float) -> None:
     assert clean_accuracy > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2] if THOROUGH else [0])
 def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
     world, late = digits_world(seed, n_clients=20), Schedule(attack_start=60, defense_start=60)
@@ -57,6 +59,7 @@ def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
     assert saved > 0.45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "loss_of_accuracy"),
     [(InnerProduct(), 0.5), (SignFlip(5.0), 0.5), (Noise(1.0), 0.3), (LabelFlip(), 0.02)],
@@ -68,6 +71,7 @@ def test_every_attack_reaches_the_server(attack: Attack, loss_of_accuracy: float
     assert attacked < clean_accuracy - loss_of_accuracy
 
 
+@pytest.mark.slow
 def test_a_targeted_flip_gets_what_it_wants() -> None:
     world, attack = digits_world(malicious=0.6), LabelFlip(source=1, target=7)
     honest = measured(world, run(world, Attack(), get("fedavg"))[-1], attack).attack_success

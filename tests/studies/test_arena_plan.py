@@ -199,6 +199,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_repeated_and_drawn_where_that_is_possible(folder: Path) -> None:
     records = {path: path.read_bytes() for path in folder.rglob("records.jsonl")}
     assert len(records) == 4
@@ -212,6 +213,7 @@ def test_what_is_done_is_not_repeated_and_drawn_where_that_is_possible(folder: P
     assert again.stdout.startswith((out / "tables.md").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_several_processes_do_the_same(folder: Path, tmp_path: Path) -> None:
     done = command(*TINY, "--jobs", "2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -223,6 +225,7 @@ def test_several_processes_do_the_same(folder: Path, tmp_path: Path) -> None:
         assert summaries[0]["tail_accuracy"] == summaries[1]["tail_accuracy"]
 
 
+@pytest.mark.slow
 def test_published_records_give_the_same_tables(folder: Path, tmp_path: Path) -> None:
     done = command(*TINY, "--draw", "--publish", str(tmp_path / "first"), cwd=folder)
     assert done.returncode == 0, done.stderr

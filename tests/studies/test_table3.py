@@ -29,6 +29,8 @@ from cosdefense.simulation.loop import Snapshot, simulate
 from cosdefense.simulation.world import World
 from cosdefense.studies.paper.plan import QUICK, files
 
+pytestmark = pytest.mark.slow  # trains for many rounds
+
 # The demo's federation; and what `reproduce --quick` runs, cut to 300 rounds.
 SETTINGS = {
     "digits": (

@@ -72,6 +72,7 @@ def test_both_executors_equal_a_plain_loop(name: str, trainer: LocalSGD) -> None
     assert float(expected.abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_resnet_batched_equals_in_turn(norm: str) -> None:
     torch.manual_seed(0)

@@ -115,6 +115,7 @@ def test_every_thread_has_a_task_and_the_callers_mode(threads: int) -> None:
     assert all(grad for _, grad in map_in_threads(task_of(), work, threads, CPU))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [ValueError("piece 20"), KeyboardInterrupt()], ids=["failure", "ctrl-c"])
 def test_an_end_before_the_end(problem: BaseException, threads: int) -> None:
     """A failure in a thread, and Ctrl-C, which comes to the first one: both are seen, and nothing more is begun."""
