@@ -31,7 +31,7 @@ from cosdefense.runs.prepare import build_model, build_world, choose_device
 from cosdefense.runs.single_run import federated
 from cosdefense.simulation.world import World
 from cosdefense.studies.paper.plan import files
-from cosdefense.training.executor import _train_batched, train_clients
+from cosdefense.training.executor import train_batched, train_clients
 
 GOALS = {"mnist": 6.0, "cifar-10": 45.0}  # seconds for the paper's 1000 rounds
 PRECISIONS = {"TF32": ("training.tf32=true",), "bfloat16": ("training.bfloat16=true",)}
@@ -111,13 +111,13 @@ def rounds_side_by_side(name: str, dataset: Dataset, device: torch.device) -> tu
     cell = paper_run(name)
     torch.backends.cudnn.allow_tf32 = True
     world = build_world(cell, dataset, device)
-    images, labels = world.batches(torch.arange(10), 1, cell.training.batch, generator(0))
+    images, labels = world.draw_batches(torch.arange(10), 1, cell.training.batch, generator(0))
     params, model = world.task.initial().to(device), build_model(cell, dataset).to(device).train()
     ours = partial(train_clients, world.task, world.trainer, params, images, labels)
     cases: dict[str, Callable[[], Any]] = {
         "ours": ours,
         "ours in float32": partial(without_tf32, ours),
-        "one batched computation (vmap)": partial(_train_batched, world.task, world.trainer, params, images, labels),
+        "one batched computation (vmap)": partial(train_batched, world.task, world.trainer, params, images, labels),
         "plain loop": partial(plain_round, world, model, params, images, labels),
     }
     found = timed({case: synchronized(run) for case, run in cases.items()}, repeats=15, warm_up=3)

@@ -23,7 +23,7 @@ from cosdefense.simulation.loop import Round, Snapshot, simulate
 from cosdefense.simulation.world import World
 from cosdefense.testing.contract import LAYOUT, check_aggregator, check_attack, check_filter
 from cosdefense.training import cuda_graphs
-from cosdefense.training.executor import _train_batched, channels_last, train_clients
+from cosdefense.training.executor import to_channels_last, train_batched, train_clients
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import resnet18
 from cosdefense.training.task import Task
@@ -167,10 +167,10 @@ def test_replayed_training_is_plain_training(steps: int) -> None:
         images = torch.rand(n, steps, 8, 3, 32, 32, device="cuda", generator=rng)
         labels = torch.randint(0, 10, (n, steps, 8), device="cuda", generator=rng)
         updates = train_clients(task, trainer, params, images, labels)
-        plain = torch.stack([trainer(task, params, channels_last(images[i]), labels[i]) for i in range(n)])
+        plain = torch.stack([trainer(task, params, to_channels_last(images[i]), labels[i]) for i in range(n)])
         assert torch.equal(updates, plain)
         if steps == 1:  # more of them amplify the rounding by which two kernels differ
-            assert torch.allclose(updates, _train_batched(task, trainer, params, images, labels), atol=2e-3)
+            assert torch.allclose(updates, train_batched(task, trainer, params, images, labels), atol=2e-3)
         params = params + updates.mean(dim=0)
 
 
@@ -182,7 +182,7 @@ def test_bfloat16_is_replayed_too() -> None:
     images = torch.rand(3, 1, 16, 3, 32, 32, device="cuda")
     labels = torch.randint(0, 10, (3, 1, 16), device="cuda")
     found = train_clients(rounded, LocalSGD(), rounded.initial(), images, labels)
-    for update, batch, truth in zip(found, channels_last(images), labels, strict=True):
+    for update, batch, truth in zip(found, to_channels_last(images), labels, strict=True):
         plain = LocalSGD()(rounded, rounded.initial(), batch, truth)
         assert float((update - plain).norm()) <= 1e-3 * float(plain.norm())
     full = train_clients(exact, LocalSGD(), exact.initial(), images, labels)
@@ -195,10 +195,10 @@ def test_recordings_go_with_their_task() -> None:
     images, labels = torch.rand(3, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(3, 1, 64, dtype=torch.long).cuda()
     train_clients(task, LocalSGD(), task.initial(), images, labels)
     torch.cuda.synchronize()
-    before = len(cuda_graphs._recorded)
+    before = len(cuda_graphs._recordings)
     del task
     gc.collect()
-    assert len(cuda_graphs._recorded) == before - 1
+    assert len(cuda_graphs._recordings) == before - 1
 
 
 def test_dropout_is_drawn_anew_for_every_client_and_the_same_again_from_a_seed() -> None:

@@ -74,7 +74,7 @@ def test_what_is_sent_is_the_attackers_own_ascent() -> None:
     for number, done in enumerate(rounds):
         sent, liars = done.after.defense_state[-1], done.malicious
         assert 0 < int(liars.sum()) < 8
-        images, labels = world.batches(done.clients[liars], 5, 6, generator(5, "effort", number))
+        images, labels = world.draw_batches(done.clients[liars], 5, 6, generator(5, "effort", number))
         climbed = train_clients(world.task, LocalSGD(world.trainer.lr, ascend=True), start, images, labels)
         assert torch.allclose(sent[liars], 8 / int(liars.sum()) * climbed, atol=1e-5)
         before, after = (
@@ -82,7 +82,7 @@ def test_what_is_sent_is_the_attackers_own_ascent() -> None:
             for moved in (torch.zeros_like(climbed), climbed)
         )
         assert after > before
-        honest_images, honest_labels = world.batches(done.clients, 1, 6, generator(5, "batches", number))
+        honest_images, honest_labels = world.draw_batches(done.clients, 1, 6, generator(5, "batches", number))
         honest = train_clients(world.task, world.trainer, start, honest_images, honest_labels)
         assert torch.allclose(sent[~liars], honest[~liars], atol=1e-6)
         start = done.after.params
@@ -90,7 +90,7 @@ def test_what_is_sent_is_the_attackers_own_ascent() -> None:
 
 def test_ascending_is_descending_the_negative_loss() -> None:
     world = digits_world(n_clients=10)
-    images, labels = world.batches(torch.tensor([1]), 1, 6, generator(0, "x"))
+    images, labels = world.draw_batches(torch.tensor([1]), 1, 6, generator(0, "x"))
     start = world.task.initial()
     down = train_clients(world.task, world.trainer, start, images, labels)
     up = train_clients(world.task, replace(world.trainer, ascend=True), start, images, labels)

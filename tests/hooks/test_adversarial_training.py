@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cosdefense.hooks import AdversarialTraining
-from cosdefense.training.executor import _train_batched, _train_singly
+from cosdefense.training.executor import train_batched, train_one_by_one
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import mlp, small_cnn
 from cosdefense.training.task import Task
@@ -121,7 +121,7 @@ def test_float32_stays_within_reach() -> None:
     assert 0 <= float(moved.min()) <= float(moved.max()) <= 1
 
 
-@pytest.mark.parametrize("execute", [_train_singly, _train_batched])
+@pytest.mark.parametrize("execute", [train_one_by_one, train_batched])
 @pytest.mark.parametrize("name", MODELS)
 def test_both_executors_train_on_what_a_plain_loop_finds(execute: Execute, name: str) -> None:
     """Before every step, against the parameters of that step; in evaluation mode, as the loss is."""

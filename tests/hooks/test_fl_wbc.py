@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cosdefense import Layout
 from cosdefense.hooks import FLWBC
-from cosdefense.training.executor import _train_batched, _train_singly
+from cosdefense.training.executor import train_batched, train_one_by_one
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.task import Task
 
@@ -131,7 +131,7 @@ def case(steps: int, n: int = 3) -> tuple[Task, Tensor, Tensor]:
     return Task.of(model), images, torch.randint(0, 10, (n, steps, 6))
 
 
-@pytest.mark.parametrize("execute", [_train_singly, _train_batched])
+@pytest.mark.parametrize("execute", [train_one_by_one, train_batched])
 def test_one_step_is_not_touched(execute: Execute) -> None:
     task, images, labels = case(steps=1)
     plain = execute(task, LocalSGD(0.1), task.initial(), images, labels)
@@ -139,7 +139,7 @@ def test_one_step_is_not_touched(execute: Execute) -> None:
     assert torch.equal(plain, shaken)
 
 
-@pytest.mark.parametrize("execute", [_train_singly, _train_batched])
+@pytest.mark.parametrize("execute", [train_one_by_one, train_batched])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_two_steps_are_shaken_by_the_change_between_them(execute: Execute, momentum: float) -> None:
     """The noise comes after the second and last step: with and without it, updates differ by lr · Υ alone."""
@@ -168,7 +168,7 @@ def test_two_steps_are_shaken_by_the_change_between_them(execute: Execute, momen
     assert not torch.equal(noise[0] != 0, noise[1] != 0)  # every client its own
 
 
-@pytest.mark.parametrize("execute", [_train_singly, _train_batched])
+@pytest.mark.parametrize("execute", [train_one_by_one, train_batched])
 def test_three_steps_equal_a_plain_loop(execute: Execute) -> None:
     """With one client both executors draw the same stream, and a loop that keeps the last gradient agrees."""
     task, images, labels = case(steps=3, n=1)
@@ -185,7 +185,7 @@ def test_three_steps_equal_a_plain_loop(execute: Execute) -> None:
     assert torch.allclose(found[0], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("execute", [_train_singly, _train_batched])
+@pytest.mark.parametrize("execute", [train_one_by_one, train_batched])
 def test_the_same_stream_gives_the_same_clients(execute: Execute) -> None:
     task, images, labels = case(steps=3)
     found = []

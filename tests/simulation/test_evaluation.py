@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosdefense import Attack, ClientHook
 from cosdefense.attacks import Backdoor, LabelFlip
 from cosdefense.core import Loss
-from cosdefense.simulation.evaluation import BATCH, CHUNK, evaluate
+from cosdefense.simulation.evaluation import CHUNK, STATISTICS_BATCH, evaluate
 from cosdefense.training.task import Task
 
 
@@ -122,7 +122,7 @@ def test_accuracy_with_the_statistics_of_the_test_images() -> None:
 
 def test_without_statistics_it_is_the_accuracy() -> None:
     rng = torch.Generator().manual_seed(0)
-    answers, truth = torch.randint(0, 3, (2, 2 * BATCH + 7), generator=rng)
+    answers, truth = torch.randint(0, 3, (2, 2 * STATISTICS_BATCH + 7), generator=rng)
     task = brightest(3)
     found = evaluate(task, task.initial(), shown(answers.tolist(), 3), truth, Attack(), 3, batch_statistics=True)
     assert found.batch_statistics_accuracy == found.accuracy
@@ -130,12 +130,12 @@ def test_without_statistics_it_is_the_accuracy() -> None:
 
 def test_a_test_set_sorted_by_class_is_spread_over_the_batches() -> None:
     """A batch of one class only would be normalised to nothing: what all share is subtracted."""
-    truth = torch.arange(3).repeat_interleave(BATCH)
+    truth = torch.arange(3).repeat_interleave(STATISTICS_BATCH)
     task, images = Task.of(normalizing(3)), shown(truth.tolist(), 3)
     found = evaluate(task, task.initial(), images, truth, Attack(), 3, batch_statistics=True)
     assert found.batch_statistics_accuracy == 1.0
     with torch.no_grad():
-        one_class = task.logits_by_batch(task.initial(), images[-BATCH:])
+        one_class = task.logits_with_batch_statistics(task.initial(), images[-STATISTICS_BATCH:])
     assert not bool((one_class.argmax(dim=1) == 2).any())
 
 

@@ -1,8 +1,9 @@
-"""The loop: who takes part, what attacks do to it, what defenses save, and that a seed decides everything."""
+"""The loop: who takes part, what attacks and defenses do to a round, and that the seed decides every bit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
@@ -12,15 +13,14 @@ from torch import Tensor, nn
 from cosdefense import Attack, ClientHook, Cohort, Defense, Filter, Judgment, Layout, get
 from cosdefense.aggregators import Mean
 from cosdefense.attacks import ExplicitBoosting, InnerProduct, LabelFlip, Noise, SignFlip, TrainingPlan
-from cosdefense.core import State, generator
+from cosdefense.core import Loss, State, generator
 from cosdefense.data import load
-from cosdefense.simulation import loop
+from cosdefense.simulation import client_training
 from cosdefense.simulation.evaluation import Evaluation, evaluate
 from cosdefense.simulation.loop import Round, SkippedRound, simulate
 from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World
 from cosdefense.training.executor import train_clients
-from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.task import Task
 from shapes import THOROUGH
 from worlds import digits_world
@@ -31,7 +31,7 @@ def run(world: World, attack: Attack, defense: Defense, rounds: int = 120, **opt
     return list(simulate(world, attack, defense, rounds=rounds, **settings))  # type: ignore[arg-type]
 
 
-def measured(world: World, last: Round, attack: Attack = Attack()) -> Evaluation:
+def evaluate_round(world: World, last: Round, attack: Attack = Attack()) -> Evaluation:
     digits = load("digits")
     return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10)
 
@@ -39,7 +39,7 @@ def measured(world: World, last: Round, attack: Attack = Attack()) -> Evaluation
 @pytest.fixture(scope="module")
 def clean_accuracy() -> float:
     world = digits_world()
-    return measured(world, run(world, Attack(), get("fedavg"))[-1]).accuracy
+    return evaluate_round(world, run(world, Attack(), get("fedavg"))[-1]).accuracy
 
 
 @pytest.mark.slow
@@ -50,13 +50,16 @@ def test_honest_clients_learn(clean_accuracy: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2] if THOROUGH else [0])
 def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
-    world, late = digits_world(seed, n_clients=20), Schedule(attack_start=60, defense_start=60)
-    broken, saved = (
-        measured(world, run(world, InnerProduct(), get(name), schedule=late, seed=seed)[-1]).accuracy
-        for name in ("fedavg", "cosdefense")
-    )
-    assert broken < 0.15
-    assert saved > 0.45
+    """From round 60 on; all clients are honest before."""
+    world = digits_world(seed, n_clients=20)
+    before = run(world, Attack(), get("fedavg"), rounds=60, seed=seed)[-1].after
+    accuracy = {}
+    for name in ("fedavg", "cosdefense"):
+        start = replace(before, defense_state=get(name).init())
+        last = run(world, InnerProduct(), get(name), seed=seed, resume=start)[-1]
+        accuracy[name] = evaluate_round(world, last).accuracy
+    assert accuracy["fedavg"] < 0.15
+    assert accuracy["cosdefense"] > 0.45
 
 
 @pytest.mark.slow
@@ -67,24 +70,24 @@ def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
 def test_every_attack_reaches_the_server(attack: Attack, loss_of_accuracy: float, clean_accuracy: float) -> None:
     """It lowers the accuracy of the plain mean. (Label flips by 30 % of clients hurt the mean only a little.)"""
     world = digits_world()
-    attacked = measured(world, run(world, attack, get("fedavg"))[-1]).accuracy
+    attacked = evaluate_round(world, run(world, attack, get("fedavg"))[-1]).accuracy
     assert attacked < clean_accuracy - loss_of_accuracy
 
 
 @pytest.mark.slow
 def test_a_targeted_flip_gets_what_it_wants() -> None:
     world, attack = digits_world(malicious=0.6), LabelFlip(source=1, target=7)
-    honest = measured(world, run(world, Attack(), get("fedavg"))[-1], attack).attack_success
-    flipped = measured(world, run(world, attack, get("fedavg"))[-1], attack).attack_success
+    honest = evaluate_round(world, run(world, Attack(), get("fedavg"))[-1], attack).attack_success
+    flipped = evaluate_round(world, run(world, attack, get("fedavg"))[-1], attack).attack_success
     assert honest is not None
     assert flipped is not None
     assert flipped > honest + 0.3
-    assert measured(world, run(world, Attack(), get("fedavg"), rounds=1)[-1]).attack_success is None
+    assert evaluate_round(world, run(world, Attack(), get("fedavg"), rounds=1)[-1]).attack_success is None
 
 
 @dataclass(frozen=True)
-class Recorder(Attack):
-    """Marks its batches and its rows, so that a test sees where they went."""
+class Marker(Attack):
+    """Makes its batches black and its rows all sevens, and counts the rounds."""
 
     def poison(self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(images), labels
@@ -94,115 +97,125 @@ class Recorder(Attack):
 
 
 @dataclass(frozen=True)
-class Watching(Filter):
-    """Accepts everybody, and keeps what it sees."""
+class Watcher(Filter):
+    """Accepts every client and keeps the cohorts."""
+
+    cohorts: list[Cohort] = field(default_factory=list, compare=False)
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        seen.append(cohort)
-        return Judgment(cohort.weights, torch.ones_like(cohort.weights)), state
-
-
-seen: list[Cohort] = []
+        self.cohorts.append(cohort)
+        return Judgment(torch.zeros(len(cohort)), torch.ones(len(cohort))), state
 
 
 def test_only_malicious_rows_are_replaced() -> None:
-    seen.clear()
-    world = digits_world()
-    rounds = run(world, Recorder(), Defense((Watching(),), Mean()), rounds=5)
-    for round_, cohort in zip(rounds, seen, strict=True):
+    world, watcher = digits_world(), Watcher()
+    rounds = run(world, Marker(), Defense((watcher,), Mean()), rounds=5)
+    for round_, cohort in zip(rounds, watcher.cohorts, strict=True):
         forged = (cohort.updates == 7.0).all(dim=1)
         assert torch.equal(forged, round_.malicious)
         assert torch.equal(round_.malicious, world.malicious[round_.clients])
     assert any(bool(round_.malicious.any()) for round_ in rounds)
-    assert rounds[-1].after.attack_state == 5  # the attackers' own memory
+    assert rounds[-1].after.attack_state == 5  # the attack's own state
 
 
 @dataclass(frozen=True)
 class Marks(ClientHook):
-    """Leaves every client that runs it with the same first parameter."""
+    """Sets the first parameter of every client that runs it."""
 
     def step(self, params: Tensor, gradient: Tensor, previous: Tensor | None, layout: Layout, lr: float) -> Tensor:
         return torch.cat([params.new_tensor([0.125]), params[1:]])
 
 
 @dataclass(frozen=True)
-class Eager(Attack):
-    """Trains as long as it likes, uphill, and sends what comes out."""
-
-    steps: int = 3
+class Ascent(Attack):
+    """Trains for three steps that increase the loss."""
 
     def plan_training(self, params: Tensor, layout: Layout, n_malicious: int, state: State) -> TrainingPlan:
-        return TrainingPlan(self.steps, ascend=True)
+        return TrainingPlan(steps=3, ascend=True)
 
 
-def test_honest_clients_run_the_hooks_and_liars_do_not() -> None:
-    """And only once the defense is on."""
-    seen.clear()
-    world = digits_world()
-    watching = Defense((Watching(),), Mean(), (Marks(),))
-    rounds = run(world, LabelFlip(), watching, rounds=6, schedule=Schedule(defense_start=2), local_steps=2)
-    for round_, cohort in zip(rounds[2:], seen, strict=True):  # before that, the plain mean is taken
+def test_honest_clients_run_the_hooks_and_malicious_ones_do_not() -> None:
+    """And only once the defense is active."""
+    world, watcher = digits_world(), Watcher()
+    defense = Defense((watcher,), Mean(), (Marks(),))
+    rounds = run(world, LabelFlip(), defense, rounds=6, schedule=Schedule(defense_start=2), local_steps=2)
+    for round_, cohort in zip(rounds[2:], watcher.cohorts, strict=True):  # the plain mean is used before
         marked = (cohort.params[0] + cohort.updates[:, 0] - 0.125).abs() < 1e-7
         assert torch.equal(marked, ~round_.malicious)
     assert any(bool(round_.malicious.any()) for round_ in rounds)
 
 
-def test_liars_train_as_they_please() -> None:
-    seen.clear()
-    world = digits_world()
-    rounds = run(world, Eager(), Defense((Watching(),), Mean()), rounds=1)
-    (round_,), (cohort,) = rounds, seen
-    images, labels = world.batches(round_.clients[round_.malicious], 3, 8, generator(0, "effort", 0))
-    expected = train_clients(world.task, replace(world.trainer, ascend=True), world.task.initial(), images, labels)
+def test_malicious_clients_train_as_the_attack_plans() -> None:
+    world, watcher = digits_world(), Watcher()
+    (round_,) = run(world, Ascent(), Defense((watcher,), Mean()), rounds=1)
+    (cohort,) = watcher.cohorts
+    images, labels = world.draw_batches(round_.clients[round_.malicious], 3, 8, generator(0, "effort", 0))
+    start = world.task.initial()
+    expected = train_clients(world.task, replace(world.trainer, ascend=True), start, images, labels)
     assert torch.allclose(cohort.updates[round_.malicious], expected, atol=1e-6)
-    climbed = world.task.initial() + expected[0]
-    assert float(world.task.loss(climbed, images[0].flatten(0, 1), labels[0].flatten())) > float(
-        world.task.loss(world.task.initial(), images[0].flatten(0, 1), labels[0].flatten())
+    before, after = (
+        float(world.task.loss(params, images[0].flatten(0, 1), labels[0].flatten()))
+        for params in (start, start + expected[0])
     )
+    assert after > before
 
 
 @dataclass(frozen=True)
-class Diligent(InnerProduct):
-    """The same lie, by clients that train before they tell it."""
+class TrainedInnerProduct(InnerProduct):
+    """The same attack by clients that train before they forge."""
 
     needs_local_training: ClassVar[bool] = True
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients train, call by call."""
-    trained: list[int] = []
+@dataclass(frozen=True)
+class Counter(ClientHook):
+    """Counts the batches that clients train on."""
 
-    def counting(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        trained.append(len(images))
-        return train_clients(task, trainer, params, images, labels)
+    batches: list[int] = field(default_factory=list, compare=False)
 
-    monkeypatch.setattr(loop, "train_clients", counting)
-    return trained
+    def batch(self, loss: Loss, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        self.batches.append(len(images))
+        return images, labels
 
 
-def test_liars_whose_own_updates_nobody_looks_at_do_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And that changes no bit."""
-    world, trained = digits_world(), counted(monkeypatch)
+def with_counter(world: World) -> tuple[World, Counter]:
+    counter = Counter()
+    return replace(world, trainer=replace(world.trainer, hooks=(counter,))), counter
+
+
+def count_trained(rounds: Iterator[Round], counter: Counter, local_steps: int) -> Iterator[tuple[Round, int]]:
+    """Each round, and how many clients trained in it."""
+    for round_ in rounds:
+        yield round_, len(counter.batches) // local_steps
+        counter.batches.clear()
+
+
+def test_malicious_clients_train_only_where_the_attack_needs_it() -> None:
+    """Where it does not, leaving the training out changes no bit."""
+    world, counter = with_counter(digits_world())
     schedule = Schedule(attack_start=1, attack_stop=5)
-    spared = run(world, InnerProduct(), get("cosdefense"), rounds=6, schedule=schedule, local_steps=2)
-    assert trained == [int((~round_.malicious).sum()) for round_ in spared]
-    assert trained[0] == trained[5] == 10
-    assert min(trained) < 10
-    trained.clear()
-    diligent = run(world, Diligent(), get("cosdefense"), rounds=6, schedule=schedule, local_steps=2)
-    assert trained == [10] * 6
-    for one, other in zip(spared, diligent, strict=True):
+
+    def play(attack: Attack) -> list[tuple[Round, int]]:
+        rounds = simulate(
+            world, attack, get("cosdefense"), rounds=6, sampled=10, batch=8, seed=0, local_steps=2, schedule=schedule
+        )
+        return list(count_trained(rounds, counter, 2))
+
+    without, with_training = play(InnerProduct()), play(TrainedInnerProduct())
+    assert [n for _, n in without] == [int((~round_.malicious).sum()) for round_, _ in without]
+    assert without[0][1] == without[5][1] == 10
+    assert min(n for _, n in without) < 10
+    assert [n for _, n in with_training] == [10] * 6
+    for (one, _), (other, _) in zip(without, with_training, strict=True):
         assert torch.equal(one.after.params, other.after.params)
         assert torch.equal(one.verdict.weights, other.verdict.weights)
 
 
-def test_liars_among_themselves_do_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nobody honest to turn around, they turn around what they would have sent."""
+def test_malicious_clients_train_where_no_client_is_honest() -> None:
+    """The attack then reverses the updates that they would have sent."""
     world = replace(digits_world(), malicious=torch.ones(50, dtype=torch.bool))
-    trained = counted(monkeypatch)
     (round_,) = run(world, InnerProduct(2.0), get("fedavg"), rounds=1)
-    assert trained == [10]
-    images, labels = world.batches(round_.clients, 1, 8, generator(0, "batches", 0))
+    images, labels = world.draw_batches(round_.clients, 1, 8, generator(0, "batches", 0))
     honest = train_clients(world.task, world.trainer, world.task.initial(), images, labels)
     expected = world.task.initial() - 2 * honest.mean(dim=0)
     assert torch.allclose(round_.after.params, expected, atol=1e-6)
@@ -213,15 +226,15 @@ def test_the_schedule_is_kept() -> None:
     world = digits_world()
     schedule = Schedule(attack_start=3, attack_stop=5, defense_start=2)
     rounds = run(world, InnerProduct(), get("cosdefense"), rounds=8, schedule=schedule)
-    liars = [bool(world.malicious[round_.clients].any()) for round_ in rounds]
+    any_malicious = [bool(world.malicious[round_.clients].any()) for round_ in rounds]
     assert [bool(round_.malicious.any()) for round_ in rounds] == [
-        liar and number in (3, 4) for number, liar in enumerate(liars)
+        sampled and number in (3, 4) for number, sampled in enumerate(any_malicious)
     ]
     assert [round_.defended for round_ in rounds] == [False, False] + [True] * 6
     assert [bool(round_.verdict.evidence) for round_ in rounds] == [False, False] + [True] * 6
 
 
-def test_without_attack_nobody_counts_as_a_liar() -> None:
+def test_without_an_attack_no_client_counts_as_malicious() -> None:
     assert not any(bool(r.malicious.any()) for r in run(digits_world(), Attack(), get("krum"), rounds=4))
 
 
@@ -240,10 +253,10 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert not torch.equal(one.after.params, other.after.params)
 
 
-def test_going_on_from_any_round_gives_the_same_bits() -> None:
+def test_resuming_from_any_round_gives_the_same_bits() -> None:
     world = digits_world()
-    whole = run(world, Recorder(), get("cosdefense"), rounds=9)
-    rest = run(world, Recorder(), get("cosdefense"), rounds=9, resume=whole[3].after)
+    whole = run(world, Marker(), get("cosdefense"), rounds=9)
+    rest = run(world, Marker(), get("cosdefense"), rounds=9, resume=whole[3].after)
     assert [r.number for r in rest] == [4, 5, 6, 7, 8]
     assert torch.equal(whole[-1].after.params, rest[-1].after.params)
     assert whole[-1].after.attack_state == rest[-1].after.attack_state
@@ -273,26 +286,26 @@ def test_too_few_clients_skip_the_round_with_a_warning() -> None:
 def test_sampling_is_never_all_malicious_when_avoidable() -> None:
     world = digits_world(malicious=0.8)
     for number in range(50):
-        clients = world.sample(3, generator(number))
+        clients = world.sample_clients(3, generator(number))
         assert len(set(clients.tolist())) == 3
         assert not bool(world.malicious[clients].all())
     everybody = replace(world, malicious=torch.ones(50, dtype=torch.bool))
-    assert len(everybody.sample(3, generator(0))) == 3
+    assert len(everybody.sample_clients(3, generator(0))) == 3
     with pytest.raises(ValueError, match="1 to 50 clients can be sampled, not 51"):
-        world.sample(51, generator(0))
+        world.sample_clients(51, generator(0))
 
 
-def test_batches_are_the_clients_own_without_repetition() -> None:
+def test_batches_hold_the_clients_own_samples_without_repetition() -> None:
     world = digits_world()
     world = replace(world, images=torch.arange(len(world.labels)).float().view(-1, 1, 1, 1))
     clients = torch.tensor([3, 8])
-    images, labels = world.batches(clients, 2, 10, generator(0))
+    images, labels = world.draw_batches(clients, 2, 10, generator(0))
     assert images.shape == (2, 2, 10, 1, 1, 1)
     for client, rows, own_labels in zip(clients.tolist(), images.flatten(1).long(), labels.flatten(1), strict=True):
         assert set(rows.tolist()) <= set(world.partition[client].tolist())
         assert len(set(rows.tolist())) == 20  # about 29 each: one pass
         assert torch.equal(world.labels[rows], own_labels)
-    rows = world.batches(clients, 1, 100, generator(0))[0].flatten(1).long()
+    rows = world.draw_batches(clients, 1, 100, generator(0))[0].flatten(1).long()
     assert set(rows[0].tolist()) == set(world.partition[3].tolist())  # several passes
 
 
@@ -310,14 +323,27 @@ def test_schedule_mistakes_are_named() -> None:
         Schedule(attack_start=3, attack_stop=2)
 
 
-@pytest.mark.parametrize("attack", [Attack(), LabelFlip(), InnerProduct(), ExplicitBoosting(), Noise()], ids=repr)
-def test_large_rounds_in_small_pieces_change_no_bit(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients at a time, and their updates in a file."""
+@dataclass(frozen=True)
+class CountingFlip(LabelFlip):
+    """Keeps how many clients were poisoned at a time."""
+
+    poisoned: list[int] = field(default_factory=list, compare=False)
+
+    def poison(self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        self.poisoned.append(len(images))
+        return super().poison(images, labels, n_classes, rng)
+
+
+@pytest.mark.parametrize("attack", [Attack(), CountingFlip(), InnerProduct(), ExplicitBoosting(), Noise()], ids=repr)
+def test_large_rounds_in_small_chunks_change_no_bit(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client at a time, and their updates in a file."""
     world, defense = digits_world(), get("cosdefense")
     whole = run(world, attack, defense, rounds=3, local_steps=2)[-1].after.params
-    monkeypatch.setattr(loop, "CHUNK", 3 * 4 * max(2 * 8 * 64, len(whole)))
-    trained = counted(monkeypatch)
-    pieces = run(world, attack, defense, rounds=3, local_steps=2, max_update_memory=0)[-1].after.params
-    assert torch.equal(pieces, whole)
-    assert max(trained) == 3
-    assert len(trained) >= 6  # in one piece most attacks would need 3
+    if isinstance(attack, CountingFlip):
+        assert max(attack.poisoned) > 1
+        attack.poisoned.clear()
+    monkeypatch.setattr(client_training, "CHUNK", 4 * max(2 * 8 * 64, len(whole)))
+    chunks = run(world, attack, defense, rounds=3, local_steps=2, max_update_memory=0)[-1].after.params
+    assert torch.equal(chunks, whole)
+    if isinstance(attack, CountingFlip):
+        assert set(attack.poisoned) == {1}

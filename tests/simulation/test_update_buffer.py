@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cosdefense.simulation import update_buffer
-from cosdefense.simulation.update_buffer import room
+from cosdefense.simulation.update_buffer import allocate_updates
 
 MAPS = Path("/proc/self/maps")
 
@@ -25,9 +25,9 @@ def test_in_a_file_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     params = torch.zeros(1000, dtype=dtype)
     size = 7 * 1000 * params.element_size()
-    assert room(7, params, memory=size).shape == (7, 1000)
+    assert allocate_updates(7, params, max_memory=size).shape == (7, 1000)
     assert not mapped(tmp_path)
-    rows = room(7, params, memory=size - 1)
+    rows = allocate_updates(7, params, max_memory=size - 1)
     assert (rows.shape, rows.dtype) == ((7, 1000), dtype)
     assert mapped(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -47,6 +47,6 @@ def test_in_a_file_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.Mon
 def test_by_itself_half_of_the_free_memory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))  # a file cannot be made
     monkeypatch.setattr(update_buffer, "free_memory", lambda: 8000)
-    room(1, torch.zeros(1000))
+    allocate_updates(1, torch.zeros(1000))
     with pytest.raises(FileNotFoundError):
-        room(2, torch.zeros(1000))
+        allocate_updates(2, torch.zeros(1000))

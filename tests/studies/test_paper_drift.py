@@ -73,7 +73,7 @@ def test_every_client_trains_as_a_plain_module_would() -> None:
     for client in range(3):
         model = build_model(experiment, data)
         for number, (_, models) in enumerate(measured):
-            images, labels = world.batches(torch.arange(3), 3, 5, generator(0, "batches", number))
+            images, labels = world.draw_batches(torch.arange(3), 3, 5, generator(0, "batches", number))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
             for step in range(3):
                 optimizer.zero_grad()

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from cosdefense import ClientHook, Layout
 from cosdefense.core import Loss
-from cosdefense.training.executor import _train_batched, _train_singly, train_clients
+from cosdefense.training.executor import train_batched, train_clients, train_one_by_one
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import mlp, paper_cnn, resnet18, small_cnn
 from cosdefense.training.task import Task
@@ -65,7 +65,7 @@ def test_both_executors_equal_a_plain_loop(name: str, trainer: LocalSGD) -> None
     model, images, labels = case(name)
     expected = plain_loop(model, images, labels, trainer)
     task = Task.of(model)
-    for execute in (_train_singly, _train_batched, train_clients):
+    for execute in (train_one_by_one, train_batched, train_clients):
         found = execute(task, trainer, task.initial(), images, labels)
         assert found.shape == expected.shape
         assert torch.allclose(found, expected, atol=2e-5), (execute.__name__, (found - expected).abs().max())
@@ -80,7 +80,7 @@ def test_resnet_batched_equals_in_turn(norm: str) -> None:
     rng = torch.Generator().manual_seed(1)
     images = torch.rand(2, 1, 2, 3, 32, 32, generator=rng, dtype=torch.float64)
     labels = torch.randint(0, 10, (2, 1, 2), generator=rng)
-    one, other = (f(task, LocalSGD(0.01), task.initial(), images, labels) for f in (_train_singly, _train_batched))
+    one, other = (f(task, LocalSGD(0.01), task.initial(), images, labels) for f in (train_one_by_one, train_batched))
     assert torch.allclose(one, other, atol=1e-9)
     statistics = one[:, task.layout.n_trainable :]
     assert statistics.shape[1] == (2 * 4800 if norm == "batch" else 0)
@@ -92,7 +92,7 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     model.get_parameter("0.weight").requires_grad_(False)
     expected = plain_loop(model, images, labels, LocalSGD(0.05, weight_decay=0.01))
     task = Task.of(model)
-    for execute in (_train_singly, _train_batched):
+    for execute in (train_one_by_one, train_batched):
         found = execute(task, LocalSGD(0.05, weight_decay=0.01), task.initial(), images, labels)
         assert torch.allclose(found, expected, atol=2e-5)
         assert bool((task.layout.unflatten(found)["0.weight"] == 0).all())
@@ -117,7 +117,7 @@ def test_hooks_see_every_batch_and_step() -> None:
     middle = start - 0.1 * first
     second, _ = task.gradient(middle, images[0, 1] + 0.5, labels[0, 1])
     expected = middle - 0.1 * second + first - start
-    for execute in (_train_singly, _train_batched):
+    for execute in (train_one_by_one, train_batched):
         found = execute(task, LocalSGD(0.1, hooks=(Spy(),)), start, images, labels)
         assert torch.allclose(found[0], expected, atol=1e-6)
 

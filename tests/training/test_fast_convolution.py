@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy
 
 from cosdefense.training import fast_convolution
-from cosdefense.training.fast_convolution import FastConv2d, Line, convolve, interpolated, use_fast_convolutions
+from cosdefense.training.fast_convolution import (
+    Axis,
+    FastConv2d,
+    convolve,
+    convolve_by_interpolation,
+    use_fast_convolutions,
+)
 from cosdefense.training.models import paper_cnn
 from cosdefense.training.task import Task
 
@@ -54,12 +60,12 @@ def test_interpolation_is_the_definition(
 ) -> None:
     """In float64, where rounding hides nothing; pixels that no result needs are drawn too."""
     pixels = tuple(max(1, k - 2 * p + e - 1) for k, p, e in zip(kernel, padding, extra, strict=True))
-    lines = [Line(*line) for line in zip(pixels, kernel, stride, padding, strict=True)]
-    assume(lines[0].is_short and lines[1].is_short)
+    lines = [Axis(*line) for line in zip(pixels, kernel, stride, padding, strict=True)]
+    assume(lines[0].has_enough_points and lines[1].has_enough_points)
     images, weight, bias = drawn(n, i, o, (pixels[0], pixels[1]), kernel, seed=n + i)
     own = bias if with_bias else None
     expected = everything(lambda x, w, b: conv2d(x, w, b, stride, padding), images, weight, own)
-    found = everything(lambda x, w, b: interpolated(x, w, b, lines[0], lines[1]), images, weight, own)
+    found = everything(lambda x, w, b: convolve_by_interpolation(x, w, b, lines[0], lines[1]), images, weight, own)
     also = everything(lambda x, w, b: convolve(x, w, b, stride, padding), images, weight, own)
     for a, b, c in zip(expected, found, also, strict=True):
         assert a.shape == b.shape == c.shape
@@ -78,8 +84,8 @@ def test_rounding_errors_stay_near_torchs_own(
 ) -> None:
     """Lengths of the errors in float32, against float64: of the order of 1e-6 of what is computed."""
     images, weight, bias = drawn(32, *channels, (pixels, pixels), (kernel, kernel), seed=0)
-    line = Line(pixels, kernel, stride, padding)
-    assert line.results == 1 or fast_convolution._pays(line, line, *channels)
+    line = Axis(pixels, kernel, stride, padding)
+    assert line.outputs == 1 or fast_convolution.is_faster(line, line, *channels)
 
     def fast(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return convolve(x, w, b, (stride, stride), (padding, padding))
@@ -108,9 +114,9 @@ def test_the_papers_model_takes_the_fast_way_and_batched_clients_too(monkeypatch
 
     def noted(images: Tensor, *others: object) -> Tensor:
         taken.append(tuple(images.shape))
-        return interpolated(images, *others)  # type: ignore[arg-type]
+        return convolve_by_interpolation(images, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fast_convolution, "interpolated", noted)
+    monkeypatch.setattr(fast_convolution, "convolve_by_interpolation", noted)
     torch.manual_seed(0)
     model = use_fast_convolutions(paper_cnn((1, 28, 28), 10))
     names: dict[str, Tensor] = dict(model.named_parameters())

@@ -66,10 +66,10 @@ def test_logits_in_training_mode() -> None:
     normalized = (images - torch.tensor([0.5, 0.4]).view(1, 2, 1, 1)) / torch.tensor([0.2, 0.3]).view(1, 2, 1, 1)
     with torch.no_grad():
         expected = model.train()(normalized)
-        found = task.logits_by_batch(task.initial(), images)
+        found = task.logits_with_batch_statistics(task.initial(), images)
         spoiled = task.initial()
         spoiled[task.layout.slices["1.running_mean"]] = 100.0
-        assert torch.equal(task.logits_by_batch(spoiled, images), found)
+        assert torch.equal(task.logits_with_batch_statistics(spoiled, images), found)
     assert torch.allclose(found, expected, atol=1e-6)
     assert not torch.allclose(found, task.logits(task.initial(), images), atol=1e-2)
 
@@ -82,9 +82,9 @@ def test_nothing_is_written() -> None:
     kept = start.clone()
     task.gradient(start, images, labels)
     task.logits(start, images)
-    task.logits_by_batch(start, images)
+    task.logits_with_batch_statistics(start, images)
     assert torch.equal(start, kept)
-    for skeleton in (model, task.training, task.evaluating):
+    for skeleton in (model, task.training_model, task.evaluation_model):
         for name, tensor in skeleton.state_dict().items():
             assert torch.equal(tensor, before[name])
 
@@ -93,14 +93,14 @@ def test_convolutions_are_replaced_only_on_request_and_never_in_the_given_module
     model = network()
     for fast in (False, True):
         task = Task.of(model, fast_convolutions=fast)
-        assert {type(copied[0]) is FastConv2d for copied in (task.training, task.evaluating)} == {fast}  # type: ignore[index]
+        assert {type(copied[0]) is FastConv2d for copied in (task.training_model, task.evaluation_model)} == {fast}  # type: ignore[index]
         assert type(model[0]) is nn.Conv2d  # type: ignore[index]
 
 
 def test_a_twin_has_modules_of_its_own_around_the_same_tensors() -> None:
     task = Task.of(network())
-    twin = task.twin()
-    for own, others in ((task.training, twin.training), (task.evaluating, twin.evaluating)):
+    twin = task.copy_for_thread()
+    for own, others in ((task.training_model, twin.training_model), (task.evaluation_model, twin.evaluation_model)):
         assert not {id(module) for module in own.modules()} & {id(module) for module in others.modules()}
         assert own.training == others.training
         tensors, same = own.state_dict(keep_vars=True), others.state_dict(keep_vars=True)

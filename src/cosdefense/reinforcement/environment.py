@@ -138,7 +138,7 @@ class FederationEnv(gymnasium.Env[Numbers, Numbers]):
 
     def _n_attackers(self) -> int:
         rng = generator(self._federation, "sampling", self._now.next_round)  # as the simulator will draw them
-        return int(self.world.malicious[self.world.sample(self._rules["sampled"], rng)].sum())
+        return int(self.world.malicious[self.world.sample_clients(self._rules["sampled"], rng)].sum())
 
     def _observed(self) -> Numbers:
         layout = self.world.task.layout

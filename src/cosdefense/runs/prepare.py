@@ -147,7 +147,7 @@ def dry_run(experiment: Experiment, dataset: Dataset) -> None:
     if isinstance(trusted, ServerData):
         trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it is there
     cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=trusted)
-    images, labels = world.batches(clients[:1], 1, 1, generator(0))
+    images, labels = world.draw_batches(clients[:1], 1, 1, generator(0))
     (defense,) = cell.defenses
     for attack in experiment.attacks:
         with _named(f"attack {attack.label}"):

@@ -124,8 +124,8 @@ class Recorder:
 
 
 def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
-    (attack,), meter = cell.attacks, Profiler(world.labels.device)
-    with meter("evaluate"):
+    (attack,), profiler = cell.attacks, Profiler(world.labels.device)
+    with profiler.measure("evaluate"):
         found = evaluate(
             world.task, round_.after.params, test.test_images, test.test_labels, attack.part, world.n_classes,
             adversary=_adversary(cell), batch_statistics=cell.training.batch_statistics,
@@ -133,8 +133,8 @@ def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: Worl
     return replace(
         record,
         **asdict(found),
-        seconds={**record.seconds, **meter.seconds},
-        peak_memory={**record.peak_memory, **meter.peak_memory},
+        seconds={**record.seconds, **profiler.seconds},
+        peak_memory={**record.peak_memory, **profiler.peak_memory},
     )
 
 

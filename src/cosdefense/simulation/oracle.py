@@ -1,4 +1,4 @@
-"""Filters that know who is malicious, which only a simulator can tell them."""
+"""Filters that know which clients are malicious: a baseline that only a simulator can run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..core import Filter
 
 
 class Oracle(Filter):
-    """A filter that is told the truth. Only a simulator can do that; the name of every such class says it."""
+    """A filter that needs to know which clients are malicious. The names of its subclasses begin with Oracle."""
 
     @abstractmethod
-    def with_malicious(self, malicious: Int[Tensor, " liars"]) -> Filter:
-        """The same filter, knowing these identities."""
+    def with_malicious(self, malicious: Int[Tensor, " m"]) -> Filter:
+        """The same filter, knowing that these clients are malicious."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -12,40 +11,44 @@ from pathlib import Path
 
 import torch
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+STATUS = Path("/proc/self/status")
 
 
 @dataclass
 class Profiler:
-    """Collects what happens inside `with meter("train"): …`."""
+    """Collects seconds and peak memory of what runs inside `with profiler.measure("train"): …`.
+
+    The peak is the highest memory use of the process until the end of the phase, in bytes: its resident memory on a
+    CPU, what torch allocated on a GPU. A phase that needs less than an earlier one therefore shows the earlier peak.
+    (A peak of the phase alone would need a reset of counters that belong to the whole process.)
+    """
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)
-    peak_memory: dict[str, int] = field(default_factory=dict)  # bytes: of the GPU's memory, or of the process
+    peak_memory: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        self._forget_peak()
+    def measure(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # without it the time would be that of launching
+            torch.cuda.synchronize(self.device)  # without it only the launch of the kernels would be timed
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-        self.peak_memory[phase] = max(self.peak_memory.get(phase, 0), self._peak())
-
-    def _forget_peak(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            with suppress(OSError):  # only Linux can; elsewhere the peak is that of the process so far
-                CLEAR.write_text("5")
+        self.peak_memory[phase] = self._peak()
 
     def _peak(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        with suppress(OSError):
+        with suppress(OSError):  # Linux: getrusage would also count the parent process before exec
             for line in STATUS.read_text().splitlines():
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) * 1024
+        if resource is None:
+            return 0
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """When attackers attack and the defense defends; before that everybody is honest and the mean is taken."""
+    """In which rounds the attack and the defense are active. Otherwise all clients are honest, and the mean is used."""
 
     attack_start: int = 0
-    attack_stop: int | None = None  # the first round without attack again
+    attack_stop: int | None = None  # the first round without the attack again
     defense_start: int = 0
 
     def __post_init__(self) -> None:

@@ -1,1 +1,1 @@
-"""How clients train: tasks, local SGD, and the executors that run it for all clients of a round."""
+"""How clients train: tasks, local SGD, models, and the executors that train all clients of a round."""

@@ -1,7 +1,7 @@
 """One client's training, recorded once as a CUDA graph and replayed for every client of every round.
 
-A step of a small network is hundreds of tiny kernels, and starting them one by one takes longer than running
-them. A lane is a recording with memory and a stream of its own; several lanes keep a large GPU busy.
+A step of a small network is hundreds of tiny kernels, and launching them one by one takes longer than running them.
+Each recording has its own memory and stream; several recordings keep a large GPU busy.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Train = Callable[[Tensor, Tensor, Tensor], Tensor]  # of start, images and labels of one client
+Train = Callable[[Tensor, Tensor, Tensor], Tensor]  # (params, images, labels) of one client → its update
 
-MAX_LANES = 4  # one leaves a large GPU half idle with a small network; each takes memory for a whole step
-WARM_UP = 2  # runs before recording: libraries choose their kernels and take their workspaces
+MAX_RECORDINGS = 4  # one leaves a large GPU half idle with a small network; each takes memory for a whole step
+WARM_UP = 2  # runs before recording: libraries choose their kernels and allocate their workspaces
 
 
-class Lane:
-    """A recording. It keeps no reference to what was recorded, only to the memory."""
+class Recording:
+    """A CUDA graph of one client's training. It refers to the memory that was recorded, not to the task."""
 
     def __init__(self, train: Train, params: Tensor, images: Tensor, labels: Tensor) -> None:
         before = torch.cuda.memory_reserved(params.device)
@@ -35,16 +35,17 @@ class Lane:
             self._update = train(*self._inputs)
         self.memory = torch.cuda.memory_reserved(params.device) - before  # bytes that it took
 
-    def __call__(self, out: Tensor, *inputs: Tensor) -> None:
-        """Start one client's training; `out` holds its update once the stream has come so far."""
+    def replay(self, out: Tensor, *inputs: Tensor) -> None:
+        """Start one client's training. Its update is in `out` once the stream has reached that point."""
         with torch.cuda.stream(self.stream):
-            for mine, theirs in zip(self._inputs, inputs, strict=True):
-                mine.copy_(theirs)
+            for recorded, given in zip(self._inputs, inputs, strict=True):
+                recorded.copy_(given)
             self._graph.replay()
             out.copy_(self._update)
 
 
-_recorded: WeakKeyDictionary[object, dict[object, list[Lane] | None]] = WeakKeyDictionary()  # None: not to be replayed
+Recordings = dict[object, list[Recording] | None]  # by settings; None: training that must not be replayed
+_recordings: WeakKeyDictionary[object, Recordings] = WeakKeyDictionary()  # by owner
 
 
 def train_with_graphs(
@@ -55,33 +56,34 @@ def train_with_graphs(
     images: Float[Tensor, "n steps b *shape"],
     labels: Int[Tensor, "n steps b"],
 ) -> Float[Tensor, "n d"]:
-    """`train` for every client. What was recorded for this owner and key is used again, and goes with the owner.
+    """Run `train` for every client. Recordings are reused for the same owner and key, and released with the owner.
 
-    Training that draws at random (dropout) runs as it is: recordings would share one state of the generator.
+    Training that uses random numbers (dropout) is not replayed: all recordings would share one generator state.
     """
     updates = params.new_empty(len(images), len(params))
     settings = (key, images.shape[1:], images.dtype, torch.backends.cudnn.allow_tf32)
-    known = _recorded.setdefault(owner, {})
-    if settings not in known:
-        known[settings] = None if _draws(train, params, images[0], labels[0]) else []
-    lanes = known[settings]
-    if lanes is None:
+    recordings_of_owner = _recordings.setdefault(owner, {})
+    if settings not in recordings_of_owner:
+        is_random = _uses_random_numbers(train, params, images[0], labels[0])
+        recordings_of_owner[settings] = None if is_random else []
+    recordings = recordings_of_owner[settings]
+    if recordings is None:
         for i in range(len(images)):
             updates[i] = train(params, images[i], labels[i])
         return updates
-    _record(lanes, len(images), train, params, images[0], labels[0])
-    now = torch.cuda.current_stream(params.device)
-    for lane in lanes:
-        lane.stream.wait_stream(now)
+    _record_more(recordings, len(images), train, params, images[0], labels[0])
+    current = torch.cuda.current_stream(params.device)
+    for recording in recordings:
+        recording.stream.wait_stream(current)
     for i in range(len(images)):
-        lanes[i % len(lanes)](updates[i], params, images[i], labels[i])
-    for lane in lanes:
-        now.wait_stream(lane.stream)
+        recordings[i % len(recordings)].replay(updates[i], params, images[i], labels[i])
+    for recording in recordings:
+        current.wait_stream(recording.stream)
     return updates
 
 
-def _draws(train: Train, *inputs: Tensor) -> bool:
-    """Whether training moves the generator; it is left as it was."""
+def _uses_random_numbers(train: Train, *inputs: Tensor) -> bool:
+    """Train once and see whether the generator moved. Its state is restored."""
     device = inputs[0].device
     before = torch.cuda.get_rng_state(device)
     train(*inputs)
@@ -90,10 +92,10 @@ def _draws(train: Train, *inputs: Tensor) -> bool:
     return moved
 
 
-def _record(lanes: list[Lane], n: int, train: Train, *inputs: Tensor) -> None:
-    """As many lanes as are of use, the first in any case; more only where memory is plentiful."""
+def _record_more(recordings: list[Recording], n_clients: int, train: Train, *inputs: Tensor) -> None:
+    """Make at least one recording, and more while clients can use them and memory is plentiful."""
     device = inputs[0].device
-    while len(lanes) < min(n, MAX_LANES):
-        if lanes and torch.cuda.mem_get_info(device)[0] < 4 * MAX_LANES * lanes[-1].memory:
+    while len(recordings) < min(n_clients, MAX_RECORDINGS):
+        if recordings and torch.cuda.mem_get_info(device)[0] < 4 * MAX_RECORDINGS * recordings[-1].memory:
             return
-        lanes.append(Lane(train, *inputs))
+        recordings.append(Recording(train, *inputs))

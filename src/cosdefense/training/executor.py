@@ -1,4 +1,4 @@
-"""How clients train: written for one of them, run for all of a round."""
+"""Trains all clients of a round: one after the other, in threads, as one batched computation, or by CUDA graphs."""
 
 from __future__ import annotations
 
@@ -21,37 +21,39 @@ def train_clients(
     images: Float[Tensor, "n steps b *shape"],
     labels: Int[Tensor, "n steps b"],
 ) -> Float[Tensor, "n d"]:
-    """The updates of all clients of a round, each starting from `params`.
+    """Compute the updates of all clients of a round, each starting from `params`.
 
-    On a CPU each by itself, several at a time. On a GPU the training of one client is recorded and replayed for each
-    of them; with hooks, which may do anything, all of them are one batched computation. All give the same numbers,
-    within rounding.
+    On a CPU clients train independently, several at a time. On a GPU one client's training is recorded and replayed
+    for each of them; with hooks, which may do anything, all clients are one batched computation. All three give the
+    same numbers, within rounding.
     """
     if params.device.type == "cpu":
-        return _train_singly(task, trainer, params, images, labels)
+        return train_one_by_one(task, trainer, params, images, labels)
     if trainer.hooks:
-        return _train_batched(task, trainer, params, images, labels)
-    return train_with_graphs(task, trainer, partial(trainer, task), params, channels_last(images), labels)
+        return train_batched(task, trainer, params, images, labels)
+    return train_with_graphs(task, trainer, partial(trainer, task), params, to_channels_last(images), labels)
 
 
-def _train_batched(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    # The start is given to every client as its own row: in-place buffer updates need one copy each.
+def train_batched(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Train all clients as one computation, by `torch.func.vmap`."""
+    # Every client gets its own row of parameters: in-place buffer updates need one copy each.
     starts = params.expand(len(images), -1)
     return torch.func.vmap(partial(trainer, task), randomness="different")(starts, images, labels)
 
 
-def _train_singly(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+def train_one_by_one(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Train each client independently, several at a time in threads."""
     updates = params.new_empty(len(images), len(params))
 
     def train(task: Task, i: int) -> None:
-        updates[i] = trainer(task, params, channels_last(images[i]), labels[i])
+        updates[i] = trainer(task, params, to_channels_last(images[i]), labels[i])
 
     map_in_threads(task, train, len(images), params.device)
     return updates
 
 
-def channels_last(images: Tensor) -> Tensor:
-    """The same images, laid out in memory as convolutions like them."""
+def to_channels_last(images: Tensor) -> Tensor:
+    """Rearrange images in memory the way convolutions are fastest; the values stay the same."""
     if images.ndim < 4:
         return images
     flat = images.flatten(0, -4).contiguous(memory_format=torch.channels_last)

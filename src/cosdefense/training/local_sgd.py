@@ -16,12 +16,12 @@ from .task import Task
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Stochastic gradient descent as `torch.optim.SGD` does it, starting afresh every round."""
+    """Stochastic gradient descent as `torch.optim.SGD` does it, without momentum from earlier rounds."""
 
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
-    ascend: bool = False  # climb the loss instead, as some attackers do
+    ascend: bool = False  # maximize the loss instead, as some attacks do
     hooks: tuple[ClientHook, ...] = ()
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class LocalSGD:
         images: Float[Tensor, "steps b *shape"],
         labels: Int[Tensor, "steps b"],
     ) -> Float[Tensor, " d"]:
-        """One client's update after one step per leading index of `images` and `labels`."""
+        """Compute one client's update: one step per leading index of `images` and `labels`."""
         params, velocity, previous = start, None, None
         for batch, targets in zip(images, labels, strict=True):
             for hook in self.hooks:
@@ -47,7 +47,7 @@ class LocalSGD:
             gradient, params = task.gradient(params, batch, targets)
             if self.ascend:
                 gradient = -gradient
-            # What is off costs nothing: on a CPU each of these lines is a pass over the whole model.
+            # An option that is off is skipped: on a CPU each of these lines is a pass over the whole model.
             velocity = gradient if velocity is None or not self.momentum else self.momentum * velocity + gradient
             if self.weight_decay:
                 velocity = velocity + self._decay(task.layout, params) * params
@@ -58,5 +58,5 @@ class LocalSGD:
         return params - start
 
     def _decay(self, layout: Layout, params: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """Weights decay, buffers do not."""
+        """The decay of every coordinate: weights decay, buffers do not."""
         return self.weight_decay * (torch.arange(len(params), device=params.device) < layout.n_trainable)

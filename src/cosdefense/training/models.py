@@ -1,4 +1,4 @@
-"""The networks: small ones for digits, the paper's two, and room for any other module."""
+"""Models by name: small ones for digits and the two of the CosDefense paper."""
 
 from __future__ import annotations
 

@@ -18,23 +18,23 @@ from .fast_convolution import use_fast_convolutions
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The vector holds the trainable tensors, then the floating-point buffers (BatchNorm's statistics).
+    """A model and its loss. The vector holds the trainable tensors, then the floating-point buffers (BatchNorm).
 
-    Images are pixels in [0, 1]; normalisation happens in here, so that attacks and client-side
-    defenses work on what a camera sees.
+    Images are numbers in [0, 1]. The task normalizes them itself, so that attacks and client-side defenses work on
+    images before normalization.
     """
 
-    training: nn.Module  # two skeletons, whose own tensors are never read nor written during a run
-    evaluating: nn.Module
+    training_model: nn.Module  # two copies of the model, one per mode; their tensors are not used during a run
+    evaluation_model: nn.Module
     layout: Layout
-    mean: tuple[float, ...] = (0.0,)  # per channel
+    mean: tuple[float, ...] = (0.0,)  # per channel, for normalization
     std: tuple[float, ...] = (1.0,)
-    bfloat16: bool = False  # gradients through activations of eight bits; parameters stay as they are
+    bfloat16: bool = False  # compute gradients through bfloat16 activations; parameters keep their type
 
     @cached_property
     def _channels(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation where the model is: a copy from the host would stop a GPU at every step."""
-        device = next(self.training.parameters()).device
+        """Mean and standard deviation on the model's device: copying them in every step would stall a GPU."""
+        device = next(self.training_model.parameters()).device
         return (
             torch.tensor(self.mean, dtype=torch.float64, device=device),
             torch.tensor(self.std, dtype=torch.float64, device=device),
@@ -60,30 +60,36 @@ class Task:
             for copied in (training, evaluating):
                 use_fast_convolutions(copied)
         task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16)
-        _ = task._channels  # made here, not in the middle of a transformation that would wrap it
+        _ = task._channels  # created here: inside a transformation of torch.func the tensors would be wrapped
         return task
 
-    def twin(self) -> Task:
-        """The same task for another thread: calls put their tensors into the skeletons for as long as they last."""
-        twin = replace(self, training=_skeleton(self.training), evaluating=_skeleton(self.evaluating))
-        _ = twin._channels
-        return twin
+    def copy_for_thread(self) -> Task:
+        """The same task for use in another thread: while a call runs, its tensors replace those of the modules."""
+        copied = replace(
+            self,
+            training_model=_copy_modules(self.training_model),
+            evaluation_model=_copy_modules(self.evaluation_model),
+        )
+        _ = copied._channels
+        return copied
 
     def initial(self) -> Float[Tensor, " d"]:
-        """The vector of the model as it was given."""
-        tensors = {**dict(self.training.named_parameters()), **dict(self.training.named_buffers())}
+        """The parameters of the given model, as one vector."""
+        tensors = {**dict(self.training_model.named_parameters()), **dict(self.training_model.named_buffers())}
         return self.layout.flatten(tensors).detach().clone()
 
     def logits(self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]) -> Float[Tensor, "b c"]:
-        """What the model answers, in evaluation mode."""
-        out: Tensor = functional_call(self.evaluating, self.layout.unflatten(params), (self._normalized(images),))
+        """The logits in evaluation mode."""
+        out: Tensor = functional_call(self.evaluation_model, self.layout.unflatten(params), (self._normalize(images),))
         return out
 
-    def logits_by_batch(self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]) -> Float[Tensor, "b c"]:
-        """What it answers in training mode, as code does that never calls `eval()`: with statistics of these images."""
+    def logits_with_batch_statistics(
+        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]
+    ) -> Float[Tensor, "b c"]:
+        """The logits in training mode, with the statistics of these images: for code that never calls `eval()`."""
         tensors = {name: tensor.clone() for name, tensor in self.layout.unflatten(params).items()}
-        own = {name: buffer.clone() for name, buffer in self.training.named_buffers() if name not in tensors}
-        out: Tensor = functional_call(self.training, {**tensors, **own}, (self._normalized(images),))
+        others = {name: buffer.clone() for name, buffer in self.training_model.named_buffers() if name not in tensors}
+        out: Tensor = functional_call(self.training_model, {**tensors, **others}, (self._normalize(images),))
         return out
 
     def loss(
@@ -95,12 +101,12 @@ class Task:
     def gradient(
         self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
-        """The gradient in training mode (zero on buffers), and `params` with its buffers refreshed by this batch."""
+        """The gradient in training mode (zero on buffers), and `params` with the buffers updated by this batch."""
         tensors = self.layout.unflatten(params)
         weights = {name: tensors[name] for name in self.layout.trainable}
-        others = {**dict(self.training.named_parameters()), **dict(self.training.named_buffers())}
-        # Each buffer its own copy, made one per client under vmap by adding a zero of the batch: BatchNorm
-        # writes in place, and writes into views of `params` would be lost without an error.
+        others = {**dict(self.training_model.named_parameters()), **dict(self.training_model.named_buffers())}
+        # BatchNorm writes into buffers in place, and writes into views of `params` would be lost without an error.
+        # So each buffer is copied; adding a zero of the batch makes one copy per client under vmap.
         zero = torch.zeros_like(images.flatten()[0])
         buffers = {
             name: tensors.get(name, other.detach()) + zero.to(other.dtype)
@@ -109,23 +115,23 @@ class Task:
         }
 
         def loss(weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            fresh = {name: buffer.clone() for name, buffer in buffers.items()}
-            # No cache: what it keeps of the weights would be stale when a recording is replayed.
+            updated = {name: buffer.clone() for name, buffer in buffers.items()}
+            # No cache: its copies of the weights would be stale when a CUDA graph is replayed.
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False):
-                logits = functional_call(self.training, {**weights, **fresh}, (self._normalized(images),))
-            return cross_entropy(logits.to(params.dtype), labels), fresh
+                logits = functional_call(self.training_model, {**weights, **updated}, (self._normalize(images),))
+            return cross_entropy(logits.to(params.dtype), labels), updated
 
-        slopes, fresh = torch.func.grad(loss, has_aux=True)(weights)
-        # Written where they belong: gathering hundreds of tensors first would read and write everything twice.
-        return self._written(torch.zeros_like(params), slopes), self._written(params.clone(), fresh)
+        gradients, updated = torch.func.grad(loss, has_aux=True)(weights)
+        # Written into place: concatenating hundreds of tensors first would read and write everything twice.
+        return self._write(gradients, torch.zeros_like(params)), self._write(updated, params.clone())
 
-    def _written(self, vector: Float[Tensor, " d"], tensors: dict[str, Tensor]) -> Float[Tensor, " d"]:
-        """The vector with these tensors in their places; what the layout does not know is ignored."""
+    def _write(self, tensors: dict[str, Tensor], vector: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """Write tensors into their places in the vector and return it; names that the layout lacks are ignored."""
         for name in self.layout.slices.keys() & tensors.keys():
             vector[self.layout.slices[name]].view(tensors[name].shape).copy_(tensors[name])
         return vector
 
-    def _normalized(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         if self.mean == (0.0,) and self.std == (1.0,):
             return images
         shape = (-1,) + (1,) * (images.ndim - 2)
@@ -133,6 +139,6 @@ class Task:
         return (images - mean) / std
 
 
-def _skeleton(model: nn.Module) -> nn.Module:
-    """Modules of its own around the same tensors."""
+def _copy_modules(model: nn.Module) -> nn.Module:
+    """New modules around the same tensors."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})

@@ -1,7 +1,7 @@
 """Independent pieces of work on a CPU, several at a time.
 
-Threads inside of an operation wait for each other at its end, and a small network is many small operations. Threads
-that each do a whole piece of work never wait. torch lets go of the interpreter while it computes.
+Threads inside an operation wait for each other at its end, and a small network is many small operations. Threads
+that each do a whole piece of work never wait. torch releases the interpreter lock while it computes.
 """
 
 from __future__ import annotations
@@ -17,81 +17,87 @@ import torch
 
 from .task import Task
 
-MOST = 8  # pieces at a time: each takes memory for a whole step; more threads than that share a piece
+MAX_WORKERS = 8  # each takes memory for a whole step; beyond that, several of torch's threads share a piece
+MIN_SECONDS = 0.005  # shorter pieces become slower in threads, which then wait for the interpreter lock
 
-QUICK = 0.005  # seconds: shorter pieces become slower in threads, which wait for each other's turn at the interpreter
-
-_lasted = WeakKeyDictionary[Task, dict[str, float]]()  # seconds of one piece the last time, by kind of work
+_seconds_per_piece = WeakKeyDictionary[Task, dict[str, float]]()  # measured the last time, by kind of work
 
 Result = TypeVar("Result")
 
 
-def map_in_threads(task: Task, work: Callable[[Task, int], Result], n: int, device: torch.device) -> list[Result]:
-    """`work` of every number below `n`, in that order; each thread has a task of its own. A GPU needs no threads.
+def map_in_threads(
+    task: Task,
+    work: Callable[[Task, int], Result],
+    n: int,
+    device: torch.device,
+    min_seconds: float = MIN_SECONDS,
+) -> list[Result]:
+    """Return `work(task, i)` for every i below `n`, in that order. Each thread works on its own copy of the task.
 
-    Nor does work whose pieces were quick the last time: that is done here, on as many of torch's threads as one of ours
-    would have, so that it decides no bit who does it.
+    No threads are started on a GPU, nor for work whose pieces took less than `min_seconds` the last time. Such work
+    runs in the calling thread, with as many of torch's threads as one worker would have, so the bits are the same.
+
+    torch's thread count is lowered while this runs and restored at the end, also after an exception. The count
+    belongs to the whole process: other Python threads that start meanwhile begin with the lowered one.
     """
     n_threads = torch.get_num_threads()
-    n_workers = min(n_threads, n, MOST)
+    n_workers = min(n_threads, n, MAX_WORKERS)
     if n_workers <= 1 or device.type != "cpu":
         return [work(task, i) for i in range(n)]
-    lasted = _lasted.setdefault(task, {})
-    quick = lasted.get(work.__qualname__, QUICK) < QUICK
+    measured = _seconds_per_piece.setdefault(task, {})
+    is_short = measured.get(work.__qualname__, min_seconds) < min_seconds
     try:
         torch.set_num_threads(n_threads // n_workers)
-        results, seconds = _in_threads(task, work, n, 1 if quick else n_workers)
+        results, seconds = _run(task, work, n, 1 if is_short else n_workers)
     finally:
-        torch.set_num_threads(n_threads)  # also what later threads start with
+        torch.set_num_threads(n_threads)
     if results is None:
         return [work(task, i) for i in range(n)]
-    lasted[work.__qualname__] = seconds / n
+    measured[work.__qualname__] = seconds / n
     return results
 
 
-def _in_threads(
-    task: Task, work: Callable[[Task, int], Result], n: int, n_workers: int
-) -> tuple[list[Result] | None, float]:
-    """Each with as many of torch's threads as this one has, and the seconds of all pieces. A single one is this one.
+def _run(task: Task, work: Callable[[Task, int], Result], n: int, n_workers: int) -> tuple[list[Result] | None, float]:
+    """Return the results and the CPU seconds of all pieces. With one worker, the calling thread does the work.
 
-    None for work that draws from torch's global stream, which must be done in turn: the numbers would depend on who
-    comes first. Once that is seen, nothing more is begun, and the stream is put back.
+    The results are None for work that draws from torch's global random stream: it must run in order, or the numbers
+    would depend on which thread comes first. As soon as that is seen nothing more starts, and the stream is restored.
     """
     n_threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
-    stream, left, found = torch.get_rng_state(), iter(range(n)), dict[int, Result]()
+    stream, remaining, results = torch.get_rng_state(), iter(range(n)), dict[int, Result]()
 
-    def drawn() -> bool:
+    def stream_moved() -> bool:
         return not torch.equal(stream, torch.get_rng_state())
 
-    def does_pieces(own: Task) -> float:
-        start = time.thread_time()  # not counting the time that others have the core, or the interpreter
-        for i in left:
-            if drawn():
+    def run_pieces(own_task: Task) -> float:
+        start = time.thread_time()  # excludes the time in which other threads have the core or the interpreter
+        for i in remaining:
+            if stream_moved():
                 break
-            found[i] = work(own, i)
+            results[i] = work(own_task, i)
         return time.thread_time() - start
 
-    def worker() -> float:
+    def run_worker() -> float:
         torch.set_num_threads(n_threads)
-        with torch.set_grad_enabled(grad), _emptied(left):  # every thread has its own idea of gradients
-            return does_pieces(task.twin())
+        with torch.set_grad_enabled(grad), _exhaust_at_exit(remaining):  # gradient mode is a setting of each thread
+            return run_pieces(task.copy_for_thread())
 
     if n_workers == 1:
-        seconds = does_pieces(task)
+        seconds = run_pieces(task)
     else:
-        with ThreadPoolExecutor(n_workers) as pool, _emptied(left):
-            seconds = sum(future.result() for future in [pool.submit(worker) for _ in range(n_workers)])
-    if drawn():
+        with ThreadPoolExecutor(n_workers) as pool, _exhaust_at_exit(remaining):
+            seconds = sum(future.result() for future in [pool.submit(run_worker) for _ in range(n_workers)])
+    if stream_moved():
         torch.set_rng_state(stream)
         return None, seconds
-    return [found[i] for i in range(n)], seconds
+    return [results[i] for i in range(n)], seconds
 
 
 @contextmanager
-def _emptied(left: Iterator[int]) -> Iterator[None]:
-    """Whoever leaves, by Ctrl-C or a failure or at the end, leaves nothing for others to begin."""
+def _exhaust_at_exit(remaining: Iterator[int]) -> Iterator[None]:
+    """Leave no pieces for other threads to start, also after Ctrl-C or a failure."""
     try:
         yield
     finally:
-        for _ in left:
+        for _ in remaining:
             pass

@@ -118,7 +118,7 @@ def measure_drift(
     start, device = world.task.initial().to(models.device), models.device
     for number in range(n_done, training.rounds):
         models = models.clone()
-        images, labels = world.batches(
+        images, labels = world.draw_batches(
             torch.arange(n), training.local_steps, training.batch, generator(seed, "batches", number)
         )
         with seeded(derive(seed, "training", number), device):
