@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cosdefense.catalog.page import DIFFERENCES, comments_of, page, table_1
+from cosdefense.catalog.page import DIFFERENCES, page, table_1
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
 from cosdefense.catalog.signatures import explanations_of, options_of, required_by
 from cosdefense.cli.kinds import Kind
@@ -58,7 +58,7 @@ EXPLAINED = {
 @pytest.mark.parametrize("target", EXPLAINED.values(), ids=EXPLAINED)
 def test_every_option_is_explained(target: Callable[..., object]) -> None:
     """And nothing is explained that is not an option."""
-    assert {*options_of(target), *required_by(target)} == {*comments_of(target), *explanations_of(target)}
+    assert {*options_of(target), *required_by(target)} == {*explanations_of(target)}
 
 
 def test_every_part_and_preset_is_on_the_page() -> None:

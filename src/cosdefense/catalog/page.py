@@ -117,19 +117,12 @@ def _part(name: str, kind: type) -> Iterator[str]:
 
 
 def _options(target: Any) -> Iterator[str]:
-    explained = {**comments_of(target), **explanations_of(target)}
+    explained = explanations_of(target)
     for option in required_by(target):
         yield f"* `{option}` (required): {explained.get(option, '')}"
     for option, default in options_of(target).items():
         shown = f"{default:.4g}" if isinstance(default, float) else f"{default}".lower()
         yield f"* `{option} = {shown}`: {explained.get(option, '')}"
-
-
-def comments_of(kind: Any) -> dict[str, str]:
-    """What the trailing comments say about the fields of a dataclass."""
-    if not inspect.isclass(kind):
-        return {}
-    return dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", inspect.getsource(kind), re.MULTILINE))
 
 
 def _wrap(lines: Iterable[str]) -> Iterator[str]:

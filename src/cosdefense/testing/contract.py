@@ -41,7 +41,7 @@ def check_filter(part: Filter, *, device: str = "cpu", may_reject_identical: boo
     """
     _check_dataclass(part)
     _check_description(Defense((part,), Mean()), build_defense)
-    for cohort in cohorts(device):
+    for cohort in cohorts(device, half_precision=True):
         _check_part(part, cohort, _judge)
     _check_identical_clients(part, device, may_reject_identical)
     check_defense(Defense((part,), Mean()), device=device)
@@ -60,7 +60,7 @@ def check_aggregator(
     """
     _check_dataclass(part)
     _check_description(Defense((), part), build_defense)
-    for cohort in cohorts(device):
+    for cohort in cohorts(device, half_precision=True):
         _check_part(part, cohort, _combine)
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _combine)
@@ -71,7 +71,7 @@ def check_aggregator(
 
 def check_defense(defense: Defense, *, device: str = "cpu") -> None:
     """Check that a row that is not finite is rejected before any filter runs, and changes nothing for the others."""
-    for cohort in cohorts(device):
+    for cohort in cohorts(device, half_precision=True):
         if len(cohort) < 10:
             continue
         for poison in (torch.nan, torch.inf, -torch.inf):
@@ -189,7 +189,7 @@ def _check_order(part: Part, cohort: Cohort, state: State, answer: Outcome, ask:
 
 
 def _check_identical_clients(part: Filter, device: str, may_reject: bool) -> None:
-    for cohort in cohorts(device):
+    for cohort in cohorts(device, half_precision=True):
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _judge)
         if answer is not None:
