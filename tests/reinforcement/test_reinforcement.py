@@ -1,4 +1,4 @@
-"""Learning to attack: only with the attackers' data, for the reward that is promised, to the same bits, never lost."""
+"""Training of the learned attack: the data it uses, its reward, reproducibility, and interruption."""
 
 from __future__ import annotations
 
@@ -41,16 +41,23 @@ pytest.importorskip("stable_baselines3")
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 from stable_baselines3.common.env_checker import check_env as check_env_again  # noqa: E402
 
-from cosdefense.reinforcement.environment import FederationEnv, attackers_world  # noqa: E402
-from cosdefense.reinforcement.training import environment_of, learner, policy_of  # noqa: E402
+from cosdefense.reinforcement.environment import FederationEnv, build_attackers_world  # noqa: E402
+from cosdefense.reinforcement.training import build_environment, build_learner, extract_policy  # noqa: E402
 
 CPU = torch.device("cpu")
 RULES: dict[str, Any] = {"sampled": 5, "batch": 4, "local_steps": 1}
-SHORT = TrainingOptions(steps=40, episode=10, explored=20, batch=8, net=(8, 4), actions=ActionRanges(steps=(1, 3)))
+SHORT = TrainingOptions(
+    steps=40,
+    episode_length=10,
+    exploration_steps=20,
+    batch_size=8,
+    hidden_layers=(8, 4),
+    actions=ActionRanges(steps=(1, 3)),
+)
 
 
 def environment(world: World | None = None, **options: Any) -> FederationEnv:
-    given = {**RULES, "actions": ActionRanges(steps=(1, 3)), "episode": 8, "seed": 7, **options}
+    given = {**RULES, "actions": ActionRanges(steps=(1, 3)), "episode_length": 8, "seed": 7, **options}
     return FederationEnv(world or digits_world(), get("clipping-median"), **given)
 
 
@@ -63,22 +70,22 @@ def cell(**changes: Any) -> Experiment:
     return from_table(table)
 
 
-# the attackers' own data, and nothing else
+# the attackers' data
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_there_is_no_honest_sample_in_the_imagined_world(seed: int) -> None:
+def test_the_simulated_world_has_no_honest_sample(seed: int) -> None:
     world = digits_world(seed)
-    imagined = attackers_world(world, LabelSkew(0.5), seed)
+    simulated = build_attackers_world(world, LabelSkew(0.5), seed)
     own = [row for client, rows in enumerate(world.partition) if world.malicious[client] for row in rows.tolist()]
-    assert torch.equal(imagined.images, world.images[own])
-    assert torch.equal(imagined.labels, world.labels[own])
-    assert sorted(row for rows in imagined.partition for row in rows.tolist()) == list(range(len(own)))
-    assert len(imagined.partition) == len(world.partition)
-    assert torch.equal(imagined.malicious, world.malicious)
+    assert torch.equal(simulated.images, world.images[own])
+    assert torch.equal(simulated.labels, world.labels[own])
+    assert sorted(row for rows in simulated.partition for row in rows.tolist()) == list(range(len(own)))
+    assert len(simulated.partition) == len(world.partition)
+    assert torch.equal(simulated.malicious, world.malicious)
 
 
-def test_what_honest_clients_own_changes_nothing() -> None:
+def test_the_data_of_honest_clients_have_no_effect() -> None:
     world = digits_world()
     honest = torch.cat([rows for client, rows in enumerate(world.partition) if not world.malicious[client]])
     spoiled = world.images.clone()
@@ -92,49 +99,49 @@ def test_what_honest_clients_own_changes_nothing() -> None:
     assert np.array_equal(seen[0][1], seen[1][1])
 
 
-def test_the_servers_data_is_imagined_too() -> None:
+def test_the_servers_data_are_simulated_too() -> None:
     world = digits_world()
-    assert attackers_world(world).trusted_data is None
+    assert build_attackers_world(world).trusted_data is None
     shared = {client: rows[:2] for client, rows in enumerate(world.partition)}
     data = ServerData(world.task, world.trainer, 1, 4, world.images, world.labels, torch.arange(30), shared)
-    imagined = attackers_world(replace(world, trusted_data=data))
-    held = imagined.trusted_data
+    simulated = build_attackers_world(replace(world, trusted_data=data))
+    held = simulated.trusted_data
     assert isinstance(held, ServerData)
-    assert held.images is imagined.images
-    assert held.labels is imagined.labels
+    assert held.images is simulated.images
+    assert held.labels is simulated.labels
     assert len(held.held) == 30
     for client, rows in held.shared.items():
-        assert set(rows.tolist()) <= set(imagined.partition[client].tolist())
-    assert attackers_world(replace(world, trusted_data=data)).trusted_data is not data
+        assert set(rows.tolist()) <= set(simulated.partition[client].tolist())
+    assert build_attackers_world(replace(world, trusted_data=data)).trusted_data is not data
 
 
 @pytest.mark.parametrize(
     ("share", "n_clients", "complaint"),
     [(0.0, 50, "needs at least one malicious client, got none"), (0.002, 500, "at least 500 samples .* got")],
 )
-def test_attackers_without_enough(share: float, n_clients: int, complaint: str) -> None:
+def test_too_few_attackers_or_samples(share: float, n_clients: int, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        attackers_world(digits_world(n_clients=n_clients, malicious=share))
+        build_attackers_world(digits_world(n_clients=n_clients, malicious=share))
 
 
 # the environment
 
 
 def test_gymnasium_and_stable_baselines_accept_it() -> None:
-    check_env(environment(episode=3), skip_render_check=True)
-    check_env_again(environment(episode=3))
+    check_env(environment(episode_length=3), skip_render_check=True)
+    check_env_again(environment(episode_length=3))
 
 
 def test_the_reward_is_the_rise_of_the_loss_between_decisions() -> None:
     """Against one uninterrupted simulation and a loss computed from its definition."""
     env = environment(schedule=Schedule(attack_start=3), sampled=2)
-    _, told = env.reset(seed=5)
-    losses, rewards, truncated = [told["loss"]], [], False
+    _, info = env.reset(seed=5)
+    losses, rewards, truncated = [info["loss"]], [], False
     while not truncated:
-        _, reward, terminated, truncated, told = env.step(np.array([0.2, 1.0], dtype=np.float32))
+        _, reward, terminated, truncated, info = env.step(np.array([0.2, 1.0], dtype=np.float32))
         assert not terminated
         rewards.append(reward)
-        losses.append(told["loss"])
+        losses.append(info["loss"])
     assert len(rewards) == 8
 
     world, move = env.world, ReversedOwnMean(*env.actions.decode(torch.tensor([0.2, 1.0])))
@@ -144,41 +151,41 @@ def test_the_reward_is_the_rise_of_the_loss_between_decisions() -> None:
     ):
         attacked.append(bool(round_.malicious.any()))
         params.append(round_.after.params)
-    at_decisions = [model for model, acts in zip(params, attacked[1:], strict=False) if acts]  # before they were taken
+    at_decisions = [model for model, acts in zip(params, attacked[1:], strict=False) if acts]  # before each decision
     assert not any(attacked[:3])
-    assert not all(attacked[3:20])  # some rounds passed by
+    assert not all(attacked[3:20])  # some rounds have no attacker
     images = world.images.float() / 255 if world.images.dtype == torch.uint8 else world.images
     expected = [float(cross_entropy(world.task.logits(model, images), world.labels)) for model in at_decisions[:9]]
     assert losses == pytest.approx(expected, rel=1e-4)
     assert rewards == pytest.approx(np.diff(expected), abs=1e-4)
 
 
-def test_the_observation_says_how_many_attackers_come() -> None:
+def test_the_observation_contains_the_number_of_attackers() -> None:
     env = environment(sampled=5)
     seen, _ = env.reset(seed=0)
     for _ in range(8):
-        liars = round((float(seen[-1]) + 1) / 2 * 5)
-        assert liars >= 1
+        n_malicious = round((float(seen[-1]) + 1) / 2 * 5)
+        assert n_malicious >= 1
         (round_,) = simulate(
             env.world, ReversedOwnMean(), env.defense, rounds=env._now.next_round + 1, sampled=5, batch=4,
             seed=env._federation, resume=env._now,
         )  # fmt: skip
-        assert int(round_.malicious.sum()) == liars
+        assert int(round_.malicious.sum()) == n_malicious
         seen, *_ = env.step(np.zeros(2, dtype=np.float32))
 
 
-def test_every_episode_may_have_a_model_of_its_own() -> None:
+def test_every_episode_may_have_a_different_model() -> None:
     asked: list[int] = []
 
     def initial(number: int) -> torch.Tensor:
         asked.append(number)
         return digits_world(number % 1000).task.initial()
 
-    env = environment(initial=initial, episode=2)
+    env = environment(initial=initial, episode_length=2)
     first, second = env.reset(seed=0)[0], env.reset()[0]
     assert len(set(asked)) == 2
     assert not np.array_equal(first, second)
-    trained = environment_of(cell(schedule={}), load("digits"), CPU, SHORT)
+    trained = build_environment(cell(schedule={}), load("digits"), CPU, SHORT)
     starts: list[torch.Tensor] = []
     for _ in range(2):
         trained.reset(seed=len(starts))
@@ -197,15 +204,15 @@ def test_the_same_seed_the_same_episode() -> None:
     assert played(env, 1) != played(env, 2)
 
 
-def test_a_ruined_model_does_not_ruin_the_rewards() -> None:
+def test_rewards_stay_bounded_when_the_model_is_destroyed() -> None:
     world = replace(digits_world(), trainer=LocalSGD(1e4))
-    env = FederationEnv(world, get("fedavg"), **RULES, episode=5)
+    env = FederationEnv(world, get("fedavg"), **RULES, episode_length=5)
     env.reset(seed=0)
     for _ in range(5):
-        seen, reward, *_, told = env.step(np.ones(2, dtype=np.float32))
+        seen, reward, *_, info = env.step(np.ones(2, dtype=np.float32))
         assert np.isfinite(seen).all()
-        assert abs(reward) <= told["loss"] <= env.ceiling
-    assert told["loss"] == env.ceiling
+        assert abs(reward) <= info["loss"] <= env.max_loss
+    assert info["loss"] == env.max_loss
 
 
 # training
@@ -218,7 +225,7 @@ def test_the_same_seed_the_same_policy(tmp_path: Path) -> None:
     before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
     trained = train_policy(cell(), data, CPU, tmp_path / "a", SHORT)
     after = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
-    assert after == before  # nobody else's random numbers were taken (beartype itself takes some of Python's)
+    assert after == before  # global random states are restored (beartype uses Python's)
     random.seed(2), np.random.seed(2), torch.manual_seed(2)
     train_policy(cell(), data, CPU, tmp_path / "b", SHORT)
     train_policy(cell(seeds=[4]), data, CPU, tmp_path / "c", SHORT)
@@ -234,29 +241,31 @@ def test_the_same_seed_the_same_policy(tmp_path: Path) -> None:
     assert policy.history["against"]["aggregator"] == {"name": "median"}
 
 
-def test_the_kept_policy_answers_as_the_trained_one() -> None:
+def test_the_saved_policy_gives_the_same_actions_as_the_trained_one() -> None:
     experiment = cell()
-    env = environment_of(experiment, load("digits"), CPU, SHORT)
-    model = learner(env, SHORT, 0)
+    env = build_environment(experiment, load("digits"), CPU, SHORT)
+    model = build_learner(env, SHORT, 0)
     model.learn(30)
-    policy = Policy.from_bytes(policy_of(model, experiment, SHORT).to_bytes())
+    policy = Policy.from_bytes(extract_policy(model, experiment, SHORT).to_bytes())
     for seed in range(20):
         seen = np.random.default_rng(seed).uniform(-1, 1, env.observation_space.shape).astype(np.float32)
         expected, _ = model.predict(seen, deterministic=True)
         assert policy.act(torch.from_numpy(seen)).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_what_always_pays_is_learned() -> None:
-    """A game in which pushing hard is all that counts."""
+def test_the_only_rewarded_action_is_learned() -> None:
+    """An environment whose reward is the magnitude."""
 
     class Paid(FederationEnv):
         def step(self, action: Any) -> Any:
             self._decisions += 1
-            return self._observed(), float(action[0]), False, self._decisions >= self.episode, {"loss": 0.0}
+            return self._observe(), float(action[0]), False, self._decisions >= self.episode_length, {"loss": 0.0}
 
-    options = TrainingOptions(steps=400, explored=100, learning_rate=1e-3, batch=32, net=(16,), discount=0.0)
-    env = Paid(digits_world(), get("median"), **RULES, episode=50)
-    model = learner(env, options, 0)
+    options = TrainingOptions(
+        steps=400, exploration_steps=100, learning_rate=1e-3, batch_size=32, hidden_layers=(16,), discount=0.0
+    )
+    env = Paid(digits_world(), get("median"), **RULES, episode_length=50)
+    model = build_learner(env, options, 0)
     model.learn(options.steps)
     action, _ = model.predict(env.reset()[0], deterministic=True)
     assert action[0] > 0.9
@@ -287,14 +296,14 @@ def test_the_extra_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("change", "complaint"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"net": ()}, "net needs hidden layers"),
+        ({"hidden_layers": ()}, "hidden_layers needs sizes"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"discount": 1.1}, "discount must be in"),
-        ({"noise": -1.0}, "noise must be at least 0"),
-        ({"explored": -1}, "explored must be at least 0"),
+        ({"exploration_noise": -1.0}, "exploration_noise must be at least 0"),
+        ({"exploration_steps": -1}, "exploration_steps must be at least 0"),
     ],
 )
-def test_lessons_that_teach_nothing(change: dict[str, Any], complaint: str) -> None:
+def test_wrong_options_are_named(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         TrainingOptions(**change)
 
@@ -346,8 +355,8 @@ def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]]
     assert "policy policy.safetensors was not found" in command("run", "tiny.toml").stderr
     trained = command(*arguments, "--json")
     assert trained.returncode == 0, trained.stderr
-    told = json.loads(trained.stdout)
-    assert (told["policy"], told["decisions"], len(told["losses"])) == ("policy.safetensors", 40, 2)
+    info = json.loads(trained.stdout)
+    assert (info["policy"], info["decisions"], len(info["losses"])) == ("policy.safetensors", 40, 2)
     assert "decision 40 of 40, mean loss of the last episode" in trained.stderr
     policy = LearnedPolicy(str(tmp_path / "policy.safetensors")).policy
     assert policy.actions == ActionRanges((0.1, 29.9), (1, 2))

@@ -86,6 +86,6 @@ def _training_options(steps: int, episode: int, max_magnitude: float, max_local_
 
     try:
         actions = ActionRanges((min(0.1, max_magnitude), max_magnitude), (1, max_local_steps))
-        return TrainingOptions(steps=steps, episode=episode, actions=actions)
+        return TrainingOptions(steps=steps, episode_length=episode, actions=actions)
     except ValueError as error:
         raise ConfigError(str(error)) from error

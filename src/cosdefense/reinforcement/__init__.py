@@ -1,4 +1,4 @@
-"""Trains the policies of `LearnedPolicy`: a federation as a game, played by the attackers on their own data."""
+"""Training of the policies of `LearnedPolicy`: TD3 in a federation simulated on the malicious clients' own data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..runs.experiment import Experiment
 
 __all__ = ["MissingRLExtra", "TrainingInterrupted", "TrainingOptions", "TrainingResult", "train_policy"]
 
-Progress = Callable[[int, float | None], None]  # decisions taken, the mean loss of the last episode
+Progress = Callable[[int, float | None], None]  # the number of decisions, the mean loss of the last episode
 
 
 class MissingRLExtra(ImportError):
@@ -22,7 +22,7 @@ class MissingRLExtra(ImportError):
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C, after the policy so far has been written, if there was anything to write."""
+    """Ctrl-C during training. `written` says whether the policy was saved: before learning starts there is none."""
 
     def __init__(self, steps: int, written: bool) -> None:
         super().__init__()
@@ -31,67 +31,85 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a policy is trained.
+    """The hyper-parameters of the training. A decision is one round with malicious clients in it.
 
-    The authors' TD3 takes 80,000 decisions with a learning rate of 1e-7, hidden layers of [256, 128] and no discount.
-    That rate moves nothing in the few thousand decisions that a CPU has time for. Rises of the loss add up to the last
-    loss, which is a matter of luck: one round with many attackers, or with none. Discounted, they add up to a mean over
-    the decisions to come, about 1 / (1 − discount) of them.
+    The authors use 80,000 decisions, a learning rate of 1e-7, hidden layers of [256, 128] and no discount. With that
+    learning rate the few thousand decisions that are feasible on a CPU have no effect. Without a discount the rewards
+    add up to the loss of the last round, which depends mostly on how many malicious clients are sampled then. With a
+    discount they add up to an average over the next 1 / (1 − discount) decisions.
+
+    Args:
+        steps: The total number of decisions.
+        episode_length: The number of decisions per episode. The authors use 1000.
+        actions: The ranges of the actions. The authors allow 49 local steps, which makes a decision several times
+            slower.
+        hidden_layers: The sizes of the hidden layers of actor and critics.
+        learning_rate: The learning rate of actor and critics.
+        discount: The discount factor.
+        exploration_noise: The standard deviation of the noise on actions. The authors use 0.1.
+        exploration_steps: The number of random decisions before learning starts, at most an eighth of `steps`.
+        batch_size: The number of decisions per gradient step.
     """
 
-    steps: int = 5000  # decisions in all
-    episode: int = 100  # decisions per episode; the authors: 1000
-    actions: ActionRanges = ActionRanges(steps=(1, 10))  # the authors' 49 make a decision several times as dear
-    net: tuple[int, ...] = (64, 64)  # hidden layers of actor and critics
+    steps: int = 5000
+    episode_length: int = 100
+    actions: ActionRanges = ActionRanges(steps=(1, 10))
+    hidden_layers: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
     discount: float = 0.9
-    noise: float = 0.3  # of exploration; the authors: 0.1
-    explored: int = 1000  # first decisions, taken at random; at most an eighth of all
-    batch: int = 128
+    exploration_noise: float = 0.3
+    exploration_steps: int = 1000
+    batch_size: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("steps", "episode", "batch"):
+        for name in ("steps", "episode_length", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.explored < 0:
-            raise ValueError(f"explored must be at least 0, got {self.explored}")
-        if not self.net or min(self.net) < 1:
-            raise ValueError(f"net needs hidden layers of at least 1, got {self.net}")
+        if self.exploration_steps < 0:
+            raise ValueError(f"exploration_steps must be at least 0, got {self.exploration_steps}")
+        if not self.hidden_layers or min(self.hidden_layers) < 1:
+            raise ValueError(f"hidden_layers needs sizes of at least 1, got {self.hidden_layers}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 <= self.discount <= 1:
             raise ValueError(f"discount must be in [0, 1], got {self.discount}")
-        if not self.noise >= 0:
-            raise ValueError(f"noise must be at least 0, got {self.noise}")
+        if not self.exploration_noise >= 0:
+            raise ValueError(f"exploration_noise must be at least 0, got {self.exploration_noise}")
 
     @property
-    def start(self) -> int:
-        """The decision after which learning starts."""
-        return min(self.explored, self.steps // 8)
+    def learning_starts(self) -> int:
+        """The number of decisions before learning starts."""
+        return min(self.exploration_steps, self.steps // 8)
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came of it."""
+    """The outcome of a training.
+
+    Args:
+        path: The file of the policy.
+        steps: The number of decisions.
+        losses: The mean loss of the global model on the malicious clients' data, for every finished episode.
+    """
 
     path: Path
-    steps: int  # decisions taken
-    losses: tuple[float, ...]  # on the attackers' data, the mean of every finished episode, exploration included
+    steps: int
+    losses: tuple[float, ...]
 
 
 def train_policy(
-    cell: Experiment,
+    experiment: Experiment,
     dataset: Dataset,
     device: torch.device,
     path: Path,
     options: TrainingOptions = TrainingOptions(),
     progress: Progress = lambda done, loss: None,
 ) -> TrainingResult:
-    """Train a policy against the one defense of `cell`, with the one seed of `cell`, and write it to `path`.
+    """Train a policy against the defense of the experiment, which must have one defense and one seed.
 
-    It is written now and then, at the end, and when interrupted (TrainingInterrupted): what was learned is not lost.
+    The policy is written to `path` at regular intervals, at the end, and on Ctrl-C (TrainingInterrupted).
     """
-    try:  # here, so that the package works without these libraries
+    try:  # imported here: the package works without these libraries
         from .training import train
     except ModuleNotFoundError as error:
         if error.name not in ("gymnasium", "stable_baselines3"):
@@ -100,4 +118,4 @@ def train_policy(
             "training an attack needs gymnasium and stable-baselines3, "
             f"{error.name} was not found: pip install 'cosdefense[rl]'"
         ) from error
-    return train(cell, dataset, device, path, options, progress)
+    return train(experiment, dataset, device, path, options, progress)

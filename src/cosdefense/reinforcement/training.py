@@ -1,4 +1,4 @@
-"""TD3 from stable-baselines3 learns the policy; what is kept of it is a policy file.
+"""Training with TD3 from stable-baselines3. The result is a policy file, which does not need that library.
 
 Fujimoto, van Hoof, Meger. Addressing Function Approximation Error in Actor-Critic Methods. ICML 2018.
 """
@@ -38,33 +38,41 @@ WRITE_EVERY = 100  # decisions
 
 
 def train(
-    cell: Experiment, dataset: Dataset, device: torch.device, path: Path, options: TrainingOptions, progress: Progress
+    experiment: Experiment,
+    dataset: Dataset,
+    device: torch.device,
+    path: Path,
+    options: TrainingOptions,
+    progress: Progress,
 ) -> TrainingResult:
-    env = environment_of(cell, dataset, device, options)
-    with _undisturbed():
-        model = learner(env, options, cell.seeds[0])
-        keeper = _Keeper(path, cell, options, progress)
+    env = build_environment(experiment, dataset, device, options)
+    with _preserve_random_state():
+        model = build_learner(env, options, experiment.seeds[0])
+        writer = _PolicyWriter(path, experiment, options, progress)
         try:
-            model.learn(options.steps, callback=keeper)
+            model.learn(options.steps, callback=writer)
         except KeyboardInterrupt:
-            raise TrainingInterrupted(model.num_timesteps, keeper.write()) from None
-        keeper.write()
-    return TrainingResult(path, model.num_timesteps, tuple(keeper.losses))
+            raise TrainingInterrupted(model.num_timesteps, writer.write()) from None
+        writer.write()
+    return TrainingResult(path, model.num_timesteps, tuple(writer.losses))
 
 
-def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, options: TrainingOptions) -> FederationEnv:
-    """The experiment's federation with its one defense, as the attackers imagine it."""
-    (defense,), (seed,), training = cell.defenses, cell.seeds, cell.training
+def build_environment(
+    experiment: Experiment, dataset: Dataset, device: torch.device, options: TrainingOptions
+) -> FederationEnv:
+    """Build the environment from an experiment with one defense and one seed."""
+    (defense,), (seed,), training = experiment.defenses, experiment.seeds, experiment.training
 
     def initial(number: int) -> Tensor:
-        """Another model for every episode, drawn as the experiment would: the policy shall serve for any."""
-        return Task.of(build_model(replace(cell, seeds=(number,)), dataset)).initial()
+        """A different model for every episode, so that the policy does not depend on one initialization."""
+        return Task.of(build_model(replace(experiment, seeds=(number,)), dataset)).initial()
 
     try:
         return FederationEnv(
-            build_world(cell, dataset, device), defense.part, sampled=training.sampled, batch=training.batch,
-            local_steps=training.local_steps, schedule=cell.schedule, partition=cell.data.partition,
-            actions=options.actions, episode=options.episode, initial=initial, seed=derive(seed, "learning to attack"),
+            build_world(experiment, dataset, device), defense.part, sampled=training.sampled, batch=training.batch,
+            local_steps=training.local_steps, schedule=experiment.schedule, partition=experiment.data.partition,
+            actions=options.actions, episode_length=options.episode_length, initial=initial,
+            seed=derive(seed, "learning to attack"),
         )  # fmt: skip
     except ConfigError:
         raise
@@ -72,27 +80,27 @@ def environment_of(cell: Experiment, dataset: Dataset, device: torch.device, opt
         raise ConfigError(str(error)) from error
 
 
-def learner(env: FederationEnv, options: TrainingOptions, seed: int) -> TD3:
+def build_learner(env: FederationEnv, options: TrainingOptions, seed: int) -> TD3:
     return TD3(
         "MlpPolicy",
         env,
         learning_rate=options.learning_rate,
-        buffer_size=min(options.steps, 20_000),  # an observation is as long as the last layer: memory is the limit
-        learning_starts=options.start,
-        batch_size=options.batch,
+        buffer_size=min(options.steps, 20_000),  # limited by memory: an observation holds the last layer
+        learning_starts=options.learning_starts,
+        batch_size=options.batch_size,
         gamma=options.discount,
-        action_noise=NormalActionNoise(np.zeros(2), np.full(2, options.noise)),
-        policy_kwargs={"net_arch": list(options.net), "features_extractor_class": Balanced},
-        seed=derive(seed, "policy") % 2**32,  # numpy takes no more
-        device="cpu",  # the networks are small, and the same bits come out whatever trains the clients
+        action_noise=NormalActionNoise(np.zeros(2), np.full(2, options.exploration_noise)),
+        policy_kwargs={"net_arch": list(options.hidden_layers), "features_extractor_class": ScaledLastLayer},
+        seed=derive(seed, "policy") % 2**32,  # the limit of numpy
+        device="cpu",  # the networks are small, and the result does not depend on the device of the clients
     )
 
 
-class Balanced(BaseFeaturesExtractor):
-    """The last layer weighs no more than one number.
+class ScaledLastLayer(BaseFeaturesExtractor):
+    """Scales the last layer in the observation to the influence of a single number.
 
-    Unscaled, its hundreds of inputs drown the action and the number of attackers, and move the actor so fast that tanh
-    holds it in a corner before the critic knows anything.
+    Without scaling, its hundreds of inputs dominate the action and the number of attackers, and the actor saturates its
+    tanh before the critic has learned anything.
     """
 
     def __init__(self, observation_space: spaces.Box) -> None:
@@ -108,30 +116,30 @@ class Balanced(BaseFeaturesExtractor):
         return scale
 
 
-def policy_of(model: TD3, cell: Experiment, options: TrainingOptions) -> Policy:
-    """The actor, without the library that trained it: scaling its input becomes part of its first layer."""
+def extract_policy(model: TD3, experiment: Experiment, options: TrainingOptions) -> Policy:
+    """Copy the actor. The scaling of its input becomes part of its first layer."""
     first, *others = (layer for layer in model.actor.mu if isinstance(layer, nn.Linear))
-    weights = [first.weight * Balanced.scale(first.in_features), *(layer.weight for layer in others)]
+    weights = [first.weight * ScaledLastLayer.scale(first.in_features), *(layer.weight for layer in others)]
     layers = tuple(
         (weight.detach().clone(), layer.bias.detach().clone())
         for weight, layer in zip(weights, (first, *others), strict=True)
     )
     history = {
         "made by": f"cosdefense {__version__}",
-        "experiment": cell.name,
-        "against": describe(cell.defenses[0].part),
-        "seed": cell.seeds[0],
+        "experiment": experiment.name,
+        "against": describe(experiment.defenses[0].part),
+        "seed": experiment.seeds[0],
         "decisions": model.num_timesteps,
     }
-    return Policy(layers, options.actions, cell.training.sampled, history)
+    return Policy(layers, options.actions, experiment.training.sampled, history)
 
 
-class _Keeper(BaseCallback):
-    """Writes the policy now and then, and counts what the episodes brought."""
+class _PolicyWriter(BaseCallback):
+    """Writes the policy at regular intervals and records the mean loss of every episode."""
 
-    def __init__(self, path: Path, cell: Experiment, options: TrainingOptions, progress: Progress) -> None:
+    def __init__(self, path: Path, experiment: Experiment, options: TrainingOptions, progress: Progress) -> None:
         super().__init__()
-        self.path, self.cell, self.options, self.progress = path, cell, options, progress
+        self.path, self.experiment, self.options, self.progress = path, experiment, options, progress
         self.losses: list[float] = []  # the mean of every episode
         self._episode: list[float] = []
 
@@ -146,16 +154,16 @@ class _Keeper(BaseCallback):
         return True
 
     def write(self) -> bool:
-        """Nothing before the first options: a policy that has learned nothing replaces no file."""
-        learned = self.num_timesteps > self.options.start
-        if learned and isinstance(self.model, TD3):
-            write_atomically(self.path, policy_of(self.model, self.cell, self.options).to_bytes())
-        return learned
+        """Write the policy, unless learning has not started: an untrained policy must not replace a file."""
+        has_learned = self.num_timesteps > self.options.learning_starts
+        if has_learned and isinstance(self.model, TD3):
+            write_atomically(self.path, extract_policy(self.model, self.experiment, self.options).to_bytes())
+        return has_learned
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Stable-baselines3 seeds the global streams of Python, numpy and torch: leave them as they were."""
+def _preserve_random_state() -> Iterator[None]:
+    """Restore the global random states of Python, numpy and torch, which stable-baselines3 seeds."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([]):
