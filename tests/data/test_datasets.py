@@ -1,4 +1,4 @@
-"""Datasets by name: where they are looked for, what is checked, and the real files where they are at hand."""
+"""Datasets by name: where they are searched for, what is checked, and the real files where they are on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data import DATASETS, DataError, Dataset, Specification, datasets, load, where
-from cosdefense.data.formats import parse_cifar_binary
+from cosdefense.data.parsers import parse_cifar_binary
 from cosdefense.data.releases import CifarBatches, IdxFiles
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -80,7 +80,7 @@ def test_an_unknown_name_is_met_with_the_near_one(function: object) -> None:
 
 @pytest.mark.slow
 def test_importing_pulls_in_nothing_heavy() -> None:
-    script = "import sys, cosdefense.data; print(*sorted({'sklearn', 'PIL', 'rich', 'typer'} & {*sys.modules}))"
+    script = "import sys, cosdefense.data; print(*sorted({'sklearn', 'PIL', 'rich', 'typer', 'pooch', 'requests'} & {*sys.modules}))"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert answer.stdout.split() == []
 

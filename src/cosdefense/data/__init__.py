@@ -1,7 +1,7 @@
 """Datasets: found on disk or downloaded, verified, read."""
 
 from .datasets import Dataset, fetch, load, where
-from .formats import DataError, Progress
-from .specifications import DATASETS, Specification
+from .known_datasets import DATASETS, Specification
+from .parsers import DataError, Progress
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Progress", "Specification", "fetch", "load", "where"]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..catalog.options import unknown_name_error
 from .download import download as download_file
-from .formats import DataError, Progress, Split
+from .known_datasets import DATASETS, Specification
+from .parsers import DataError, Progress, Split
 from .releases import Release
-from .specifications import DATASETS, Specification
 
 DEBIAN = Path("/usr/share/datasets")  # where Debian's dataset-fashion-mnist puts its files
 
@@ -34,7 +34,7 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
-    note: str = ""  # what must stand next to any number measured on it
+    note: str = ""  # what to write beside numbers measured on it
 
     @property
     def n_classes(self) -> int:
@@ -42,14 +42,14 @@ class Dataset:
 
 
 def load(name: str, data_dir: Path | None = None, progress: Progress | None = None, download: bool = True) -> Dataset:
-    """The dataset from disk, or from the network where it is on no disk and `download` allows it."""
-    specification = _specified(name)
-    release, path = _obtained(specification, data_dir, progress, download)
+    """Read the dataset from disk. If it is not there and `download` allows it, download it first."""
+    specification = _specification(name)
+    release, path = _obtain(specification, data_dir, progress, download)
     train, test = release.read(path, progress)
     return Dataset(
         name,
-        *_checked(train, specification, specification.n_train, f"{path} (training)"),
-        *_checked(test, specification, specification.n_test, f"{path} (test)"),
+        *_check(train, specification, specification.n_train, f"{path} (training)"),
+        *_check(test, specification, specification.n_test, f"{path} (test)"),
         specification.classes,
         specification.mean,
         specification.std,
@@ -59,44 +59,44 @@ def load(name: str, data_dir: Path | None = None, progress: Progress | None = No
 
 def where(name: str, data_dir: Path | None = None) -> Path | None:
     """The file or folder that would be read. None: it would have to be downloaded."""
-    found = _found(_specified(name), data_dir)
-    return found[1] if found else None
+    found = _find(_specification(name), data_dir)
+    return None if found is None else found[1]
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """The file or folder that would be read, downloaded if it is on no disk, its digests compared in any case."""
-    release, path = _obtained(_specified(name), data_dir, progress, download=True)
+    """Return the file or folder that would be read. It is downloaded if it is not on disk, and always verified."""
+    release, path = _obtain(_specification(name), data_dir, progress, download=True)
     release.verify(path)
     return path
 
 
-def _specified(name: str) -> Specification:
+def _specification(name: str) -> Specification:
     if name not in DATASETS:
         raise unknown_name_error("dataset", name, DATASETS)
     return DATASETS[name]
 
 
-def _obtained(
+def _obtain(
     specification: Specification, data_dir: Path | None, progress: Progress | None, download: bool
 ) -> tuple[Release, Path]:
-    found = _found(specification, data_dir)
+    found = _find(specification, data_dir)
     if found:
         return found
     release, folder = specification.releases[0], _target(specification.name, data_dir)
     missing = release.missing(folder)
     if not download:
-        raise _absent(specification, data_dir, "it may be downloaded from", "\n".join(specification.mirrors))
+        raise _not_found_error(specification, data_dir, "it may be downloaded from", "\n".join(specification.mirrors))
     for file in missing:
         urls = [mirror + file for mirror in specification.mirrors]
         verify = partial(release.verify_file, name=file)
         try:
             download_file(urls, folder / file, verify, specification.max_download, progress)
         except DataError as error:
-            raise _absent(specification, data_dir, "downloading failed", str(error)) from error
+            raise _not_found_error(specification, data_dir, "downloading failed", str(error)) from error
     return release, release.find(folder) or folder
 
 
-def _found(specification: Specification, data_dir: Path | None) -> tuple[Release, Path] | None:
+def _find(specification: Specification, data_dir: Path | None) -> tuple[Release, Path] | None:
     for folder, is_named in _folders(specification.name, data_dir):
         for release in specification.releases:
             path = release.find(folder)
@@ -107,30 +107,31 @@ def _found(specification: Specification, data_dir: Path | None) -> tuple[Release
 
 
 def _folders(name: str, data_dir: Path | None) -> Iterator[tuple[Path, bool]]:
-    """Where to look, in order, and whether the folder bears the dataset's name."""
-    roots = (_expanded(data_dir), _shared(), _cache(), DEBIAN)
+    """Where to look, in order, and whether the folder has the dataset's name."""
+    roots = (_expand(data_dir), _shared_folder(), _cache_folder(), DEBIAN)
     for root in dict.fromkeys(root for root in roots if root):
         yield root / name, True
         yield root, False
 
 
 def _target(name: str, data_dir: Path | None) -> Path:
-    """The folder to download into."""
-    shared = _shared()
+    """The folder for downloads."""
+    shared = _shared_folder()
     if shared and not _is_writable(shared / name):
         shared = None
-    return (_expanded(data_dir) or shared or _cache()) / name
+    return (_expand(data_dir) or shared or _cache_folder()) / name
 
 
-def _shared() -> Path | None:
-    return _expanded(os.environ.get("COSDEFENSE_DATA"))
+def _shared_folder() -> Path | None:
+    return _expand(os.environ.get("COSDEFENSE_DATA"))
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
+    # Not pooch.os_cache: data on disk must be found where pooch is not installed.
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cosdefense"
 
 
-def _expanded(folder: Path | str | None) -> Path | None:
+def _expand(folder: Path | str | None) -> Path | None:
     return Path(folder).expanduser() if folder else None
 
 
@@ -139,7 +140,7 @@ def _is_writable(folder: Path) -> bool:
     return os.access(existing, os.W_OK | os.X_OK)
 
 
-def _absent(specification: Specification, data_dir: Path | None, what_else: str, details: str) -> DataError:
+def _not_found_error(specification: Specification, data_dir: Path | None, what_else: str, details: str) -> DataError:
     name, target = specification.name, _target(specification.name, data_dir)
     looked_in = []
     for folder, _ in _folders(name, data_dir):
@@ -151,7 +152,7 @@ def _absent(specification: Specification, data_dir: Path | None, what_else: str,
     return DataError(f"{name} was not found\n{text}")
 
 
-def _checked(
+def _check(
     split: Split, specification: Specification, count: int, source: str
 ) -> tuple[UInt8[Tensor, "m c h w"], Int64[Tensor, " m"]]:
     images, labels = split

@@ -1,19 +1,21 @@
-"""Downloads a file from the first mirror that delivers it: verified, and never half a file."""
+"""Downloads a file from the first mirror that delivers it: verified, and never half a file.
+
+pooch does the transfer. Its own verification is not used: it compares the bytes that were sent, and mirrors compress
+the same content differently.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from http.client import HTTPException, HTTPResponse
-from io import BufferedWriter
+from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
-from urllib.request import Request, urlopen
+from tempfile import TemporaryDirectory
 
-from .formats import DataError, Progress
+from .parsers import DataError, Progress
 
 CHUNK = 1 << 18  # bytes between two reports of progress
+# Some servers would otherwise send .gz files uncompressed, or refuse unknown clients.
+HEADERS = {"User-Agent": "cosdefense", "Accept-Encoding": "identity"}
 
 
 def download(
@@ -24,42 +26,48 @@ def download(
     progress: Progress | None = None,
     timeout: float = 30.0,
 ) -> Path:
-    """`target`, from the first of `urls` that delivers at most `limit` bytes which pass `verify`.
+    """Download `target` from the first of `urls` that delivers at most `limit` bytes which pass `verify`.
 
-    `verify` is given a temporary file and raises DataError. So does this if no mirror delivers: one line for each.
+    `verify` gets a temporary file and raises DataError. If no mirror delivers, this raises DataError too, with one
+    line for each mirror.
     """
+    try:
+        from pooch import HTTPDownloader
+    except ImportError as error:
+        raise DataError("needed pooch, which is not installed: pip install 'cosdefense[data]'") from error
+    existing = next(folder for folder in target.absolute().parents if folder.exists())  # on the disk of the target
     reasons = []
     for url in urls:
-        # In the folder of the target, so that replacing is atomic; it ends like the target, so that .gz means gzip.
-        temporary = target.with_name(f".part-{token_hex(4)}-{target.name}")
         try:
-            with urlopen(Request(url, headers={"User-Agent": "cosdefense"}), timeout=timeout) as reply:
+            with TemporaryDirectory(prefix=".part-", dir=existing) as folder:
+                file = Path(folder) / target.name  # with its suffix, which says whether it is compressed
+                bar = _ProgressBar(file, limit, progress)
+                HTTPDownloader(bar, CHUNK, timeout=timeout, headers=HEADERS)(url, str(file), None)
+                verify(file)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with temporary.open("xb") as file:
-                    _copy(reply, file, limit, progress, f"downloading {target.name}")
-                    file.flush()
-                    os.fsync(file.fileno())
-            verify(temporary)
-            temporary.replace(target)
-            return target
-        except (OSError, HTTPException, ValueError, DataError) as error:
+                file.replace(target)
+                return target
+        except (OSError, ValueError, DataError) as error:
             reasons.append(f"{url}: {error}")
-        finally:  # also after Ctrl-C
-            with suppress(OSError):
-                temporary.unlink()
     raise DataError("\n".join(reasons))
 
 
-def _copy(reply: HTTPResponse, file: BufferedWriter, limit: int, progress: Progress | None, what: str) -> None:
-    promised, done = reply.length, 0
-    if (promised or 0) > limit:
-        raise DataError(f"needed at most {limit} bytes, found {promised}")
-    while chunk := reply.read(CHUNK):
-        done += len(chunk)
-        if done > limit:
-            raise DataError(f"needed at most {limit} bytes, found more")
-        file.write(chunk)
-        if progress:
-            progress(what, done, promised or 0)
-    if promised is not None and done != promised:
-        raise DataError(f"needed {promised} bytes, found {done} before the connection ended")
+@dataclass
+class _ProgressBar:
+    """What pooch calls after each chunk. It also ends downloads that are too large."""
+
+    file: Path
+    limit: int
+    progress: Progress | None
+    total: int = 0  # set by pooch; 0: the server did not say
+
+    def update(self, _: int) -> None:
+        done = self.file.stat().st_size
+        if max(done, self.total) > self.limit:
+            raise DataError(f"needed at most {self.limit} bytes, found {max(done, self.total)}")
+        if self.progress:
+            self.progress(f"downloading {self.file.name}", done, self.total)
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...

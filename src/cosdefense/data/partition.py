@@ -21,11 +21,11 @@ class Partition(ABC):
         """The owner of every sample."""
 
     def __call__(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, seed: int) -> list[Int[Tensor, " _"]]:
-        """The samples of every client, nobody without any."""
+        """Split the samples: the rows of every client, at least one each."""
         if not 1 <= n_clients <= len(labels):
             raise ValueError(f"{len(labels)} samples can be split among 1 to {len(labels)} clients, not {n_clients}")
         rng = np.random.default_rng(seed)
-        owners = _nobody_empty(self.assign(labels, n_classes, n_clients, rng), n_clients)
+        owners = _fill_empty_clients(self.assign(labels, n_classes, n_clients, rng), n_clients)
         return [(owners == client).nonzero().flatten() for client in range(n_clients)]
 
 
@@ -34,7 +34,7 @@ class Iid(Partition):
     """Shuffled and dealt out evenly."""
 
     def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
-        return _dealt(len(labels), n_clients, rng)
+        return _deal(len(labels), n_clients, rng)
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,18 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def _dealt(n_samples: int, n_clients: int, rng: np.random.Generator) -> Owners:
+def _deal(n_samples: int, n_clients: int, rng: np.random.Generator) -> Owners:
     owners = np.empty(n_samples, dtype=np.int64)
     owners[rng.permutation(n_samples)] = np.arange(n_samples) % n_clients
     return torch.from_numpy(owners)
 
 
-def _nobody_empty(owners: Owners, n_clients: int) -> Owners:
-    """Skewed draws can leave a client without samples; it gets one from the richest."""
+def _fill_empty_clients(owners: Owners, n_clients: int) -> Owners:
+    """Give clients that got no samples one from the client that has most."""
     owners, counts = owners.clone(), torch.bincount(owners, minlength=n_clients)
     for client in (counts == 0).nonzero().flatten().tolist():
-        richest = int(counts.argmax())
-        owners[(owners == richest).nonzero()[0]] = client
-        counts[richest] -= 1
+        largest = int(counts.argmax())
+        owners[(owners == largest).nonzero()[0]] = client
+        counts[largest] -= 1
         counts[client] += 1
     return owners

@@ -1,4 +1,4 @@
-"""The published forms of the datasets: found by their names, verified by their digests, read."""
+"""The forms in which datasets are published: how to find, verify and read the files of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from .formats import DataError, Progress, Split, bounded, check_digest, parse_idx, parse_jpeg, read_file, readable
+from .parsers import (
+    DataError,
+    Progress,
+    Split,
+    check_digest,
+    check_size,
+    convert_read_errors,
+    parse_idx,
+    parse_jpeg,
+    read_file,
+)
 
 MAX_FILE = 1 << 26  # bytes; the largest file, MNIST's training images, has 47 million
 MAX_IMAGE = 1 << 20  # bytes of one JPEG; the largest of CIFAR-10 has under 2 thousand
@@ -50,7 +60,7 @@ class Release(ABC):
 
     @property
     def note(self) -> str:
-        """What must stand next to any number measured on this form."""
+        """What to write beside numbers measured on this form."""
         return ""
 
 
@@ -77,19 +87,19 @@ class IdxFiles(Release):
         return None if self.missing(folder) else folder
 
     def missing(self, folder: Path) -> list[str]:
-        return [f"{name}.gz" for name in self.digests if not os.path.isfile(_spelled(folder, name))]
+        return [f"{name}.gz" for name in self.digests if not os.path.isfile(_find_file(folder, name))]
 
     def verify_file(self, path: Path, name: str) -> None:
         check_digest(io.BytesIO(read_file(path, MAX_FILE)), self.digests[name.removesuffix(".gz")], str(path))
 
     def verify(self, path: Path) -> None:
         for name in self.digests:
-            self.verify_file(_spelled(path, name), name)
+            self.verify_file(_find_file(path, name), name)
 
     def recognizes(self, path: Path) -> bool:
         smallest = "t10k-labels-idx1-ubyte"
         try:
-            self.verify_file(_spelled(path, smallest), smallest)
+            self.verify_file(_find_file(path, smallest), smallest)
         except DataError:
             return False
         return True
@@ -103,7 +113,7 @@ class IdxFiles(Release):
         return images[:, None], labels.astype(np.int64)
 
     def _array(self, folder: Path, name: str, n_dimensions: int) -> UInt8[np.ndarray, "..."]:
-        path = _spelled(folder, name)
+        path = _find_file(folder, name)
         data = read_file(path, MAX_FILE)
         # Parsed before the digest is compared, because a wrong header says more than a wrong digest.
         array = parse_idx(data, str(path), n_dimensions)
@@ -136,7 +146,7 @@ class Packed(Release):
         return [] if self.find(folder) else [self.archive]
 
     def verify_file(self, path: Path, name: str) -> None:
-        with readable(path), path.open("rb") as file:
+        with convert_read_errors(path), path.open("rb") as file:
             check_digest(file, self.sha256, str(path))
 
     def verify(self, path: Path) -> None:
@@ -150,7 +160,7 @@ class Packed(Release):
             return sorted((file.relative_to(path).as_posix(), read_file(file, limit)) for file in files)
         wanted = re.compile("|".join(map(fnmatch.translate, self.patterns)))
         found: list[tuple[str, bytes]] = []
-        with readable(path), path.open("rb") as file:
+        with convert_read_errors(path), path.open("rb") as file:
             check_digest(file, self.sha256, str(path))
             file.seek(0)
             with tarfile.open(fileobj=file) as archive:
@@ -158,7 +168,7 @@ class Packed(Release):
                     name = member.name.removeprefix("./").removeprefix(f"{self.folder}/")
                     content = archive.extractfile(member) if wanted.match(name) and member.isfile() else None
                     if content:
-                        found.append((name, bounded(content.read(limit + 1), limit, f"{path}: {name}")))
+                        found.append((name, check_size(content.read(limit + 1), limit, f"{path}: {name}")))
         return sorted(found)
 
 
@@ -209,7 +219,7 @@ class JpegFolders(Packed):
         return train, test
 
 
-def _spelled(folder: Path, name: str) -> Path:
+def _find_file(folder: Path, name: str) -> Path:
     """The file under any of its usual names: a dash or a dot before "idx", plain or gzip."""
     spellings = [f"{name}{suffix}" for suffix in ("", ".gz")]
     files = [folder / spelling for plain in spellings for spelling in (plain, plain.replace("-idx", ".idx"))]

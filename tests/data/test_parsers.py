@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cosdefense.data import DataError, formats
-from cosdefense.data.formats import Split
+from cosdefense.data.parsers import Split
 from cosdefense.data.releases import CifarBatches, IdxFiles, JpegFolders
 
 Bytes = NDArray[np.uint8]

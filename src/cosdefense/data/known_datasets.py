@@ -1,4 +1,4 @@
-"""What each dataset must be, and where it comes from."""
+"""The datasets that can be loaded by name: their sizes, files, digests and mirrors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .formats import DataError, Progress, Split, parse_cifar_binary, parse_cifar_python
+from .parsers import DataError, Progress, Split, parse_cifar_binary, parse_cifar_python
 from .releases import CifarBatches, IdxFiles, JpegFolders, Release
 
 NO_SKLEARN = "digits: needed scikit-learn, which is not installed: pip install 'cosdefense[data]'"
@@ -16,7 +16,7 @@ NO_SKLEARN = "digits: needed scikit-learn, which is not installed: pip install '
 
 @dataclass(frozen=True)
 class Specification:
-    """What a dataset must be, and where it comes from."""
+    """What a dataset must contain, and where it comes from."""
 
     name: str
     description: str  # one line
@@ -41,7 +41,7 @@ class BundledDigits(Release):
         return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
     def missing(self, folder: Path) -> list[str]:
-        raise DataError(NO_SKLEARN)  # nothing that a download could mend
+        raise DataError(NO_SKLEARN)  # a download would not help
 
     def verify_file(self, path: Path, name: str) -> None:
         """The installer of scikit-learn did."""

@@ -1,4 +1,4 @@
-"""From the bytes of a dataset's file to arrays, trusting none of them."""
+"""Parsers from the bytes of a dataset's files to arrays. They check everything they rely on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INTEGERS = ("BININT", "BININT1", "BININT2", "INT", "LONG1")  # pickle's tokens; 
 
 
 class DataError(RuntimeError):
-    """A dataset that is absent or not what it should be: names the file, what was needed and what was found."""
+    """A dataset is missing or not as it should be. The message names the file, what was needed and what was found."""
 
 
 def parse_idx(data: bytes, where: str, n_dimensions: int) -> UInt8[np.ndarray, "..."]:
@@ -38,8 +38,8 @@ def parse_idx(data: bytes, where: str, n_dimensions: int) -> UInt8[np.ndarray, "
         raise DataError(f"{where}: needed a header of {header} bytes, found {len(data)}")
     sizes = struct.unpack(f">{n_dimensions}I", data[4:header])
     if len(data) - header != math.prod(sizes):
-        spoken = " × ".join(map(str, sizes))
-        raise DataError(f"{where}: needed the {spoken} bytes its header promises, found {len(data) - header}")
+        product = " × ".join(map(str, sizes))
+        raise DataError(f"{where}: needed the {product} bytes its header promises, found {len(data) - header}")
     return np.frombuffer(data, np.uint8, offset=header).reshape(sizes)
 
 
@@ -52,7 +52,7 @@ def parse_cifar_binary(data: bytes, where: str) -> Split:
 
 
 def parse_cifar_python(data: bytes, where: str) -> Split:
-    """A pickled batch, picked from the pickle's tokens: nothing is unpickled, so nothing in it can run."""
+    """A pickled batch, read token by token: nothing is unpickled, so nothing in it can run."""
     pixels: list[bytes] = []
     labels: list[int] = []
     in_labels = False
@@ -94,8 +94,8 @@ def parse_jpeg(data: bytes, where: str, size: tuple[int, int]) -> UInt8[np.ndarr
 
 def read_file(path: Path, limit: int) -> bytes:
     """All of a file, gunzipped if its name says so. Never more than `limit` bytes, whatever it would expand to."""
-    with readable(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return bounded(file.read(limit + 1), limit, str(path))
+    with convert_read_errors(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return check_size(file.read(limit + 1), limit, str(path))
 
 
 def check_digest(file: io.BufferedReader | io.BytesIO, sha256: str, where: str) -> None:
@@ -104,14 +104,14 @@ def check_digest(file: io.BufferedReader | io.BytesIO, sha256: str, where: str) 
         raise DataError(f"{where}: needed SHA-256 {sha256}, found {found}: a damaged file or another one")
 
 
-def bounded(data: bytes, limit: int, where: str) -> bytes:
+def check_size(data: bytes, limit: int, where: str) -> bytes:
     if len(data) > limit:
         raise DataError(f"{where}: needed at most {limit} bytes, found more")
     return data
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def convert_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
