@@ -49,9 +49,7 @@ def test_table_1_comes_out_as_printed() -> None:
 
 
 EXPLAINED = {
-    f"{kind.__name__}": kind
-    for kinds in (FILTERS, AGGREGATORS, HOOKS, ATTACKS, PRESETS)
-    for kind in kinds.values()  # type: ignore[attr-defined]
+    kind.__name__: kind for kinds in (FILTERS, AGGREGATORS, HOOKS, ATTACKS, PRESETS) for kind in kinds.values()
 }
 
 

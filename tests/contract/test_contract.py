@@ -124,7 +124,7 @@ class Remembering(Filter):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         seen = state.lookup(cohort.clients, default=torch.zeros(len(cohort), 1)) + 1
-        return Judgment(seen[:, 0], torch.ones_like(cohort.weights)), state.updated(cohort.clients, seen)
+        return Judgment(seen[:, 0], torch.ones_like(cohort.weights)), state.with_rows(cohort.clients, seen)
 
 
 def test_third_party_filter_with_memory() -> None:

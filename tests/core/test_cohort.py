@@ -76,7 +76,7 @@ def test_devices() -> None:
 
 
 def test_trusted_data() -> None:
-    with pytest.raises(MissingTrustedData, match="clean data of the server's own"):
+    with pytest.raises(MissingTrustedData, match="clean data at the server"):
         _ = cohort().trusted
 
     class Mine(TrustedData):

@@ -25,7 +25,7 @@ def test_slow_twin(rounds: list[dict[int, int]], strangers: list[int]) -> None:
     table, twin = ClientTable.empty(), dict[int, int]()
     for written in rounds:
         ids, rows = torch.tensor(list(written)), torch.tensor(list(written.values())).float()[:, None]
-        table, before = table.updated(ids, rows), table
+        table, before = table.with_rows(ids, rows), table
         assert len(before.clients) == len(twin)  # copied on write
         twin.update(written)
     asked = [*twin, *strangers]
@@ -34,15 +34,15 @@ def test_slow_twin(rounds: list[dict[int, int]], strangers: list[int]) -> None:
 
 
 def written(table: ClientTable, *clients: int, value: float = 0.0, capacity: int | None = None) -> ClientTable:
-    return table.updated(torch.tensor(clients), torch.full((len(clients), 1), value), capacity)
+    return table.with_rows(torch.tensor(clients), torch.full((len(clients), 1), value), capacity)
 
 
 def test_writes_are_counted() -> None:
     # Clients 5 and 2 in the first write, 2 and 9 in the second, 5 in the third; sorted by client: 2, 5, 9.
     table = written(written(written(ClientTable.empty(), 5, 2), 2, 9), 5)
     assert table.clients.tolist() == [2, 5, 9]
-    assert table.written.tolist() == [1, 2, 1]
-    assert written(ClientTable.empty(), 7).written.tolist() == [0]
+    assert table.last_write.tolist() == [1, 2, 1]
+    assert written(ClientTable.empty(), 7).last_write.tolist() == [0]
 
 
 def test_those_not_written_for_longest_are_forgotten() -> None:
@@ -78,15 +78,15 @@ def test_slow_twin_with_a_capacity(rounds: list[dict[int, int]], capacity: int) 
     table, twin = ClientTable.empty(), dict[int, tuple[int, int]]()
     for number, entries in enumerate(rounds):
         ids, rows = torch.tensor(list(entries)), torch.tensor(list(entries.values())).float()[:, None]
-        table = table.updated(ids, rows, capacity)
+        table = table.with_rows(ids, rows, capacity)
         twin |= {client: (number, value) for client, value in entries.items()}
         kept = table.clients.tolist()
         assert kept == sorted(kept)
         assert len(kept) == min(capacity, len(twin))
-        for client, when, value in zip(kept, table.written.tolist(), table.rows[:, 0].tolist(), strict=True):
+        for client, when, value in zip(kept, table.last_write.tolist(), table.rows[:, 0].tolist(), strict=True):
             assert (when, value) == twin[client]
         forgotten = [when for client, (when, _) in twin.items() if client not in kept]
-        assert max(forgotten, default=-1) <= int(table.written.min())
+        assert max(forgotten, default=-1) <= int(table.last_write.min())
         twin = {client: twin[client] for client in kept}
 
 
@@ -119,7 +119,7 @@ def restored(state: object, like: object) -> object:
 
 
 def test_states_survive() -> None:
-    table = ClientTable.empty().updated(torch.tensor([5, 2]), torch.tensor([[1.0], [2.0]]))
+    table = ClientTable.empty().with_rows(torch.tensor([5, 2]), torch.tensor([[1.0], [2.0]]))
     found = restored(
         (None, Pair(table, 0.1), {3: torch.ones(2), "rounds": 4}), (None, Pair(ClientTable.empty(), 0.0), {})
     )
@@ -133,7 +133,7 @@ def test_states_survive() -> None:
 
 
 def test_dataclasses_inside_dicts_survive() -> None:
-    table = ClientTable.empty().updated(torch.tensor([5]), torch.tensor([[1.0]]))
+    table = ClientTable.empty().with_rows(torch.tensor([5]), torch.tensor([[1.0]]))
     found = restored({"table": table, 7: 3}, {"table": ClientTable.empty()})
     assert isinstance(found, dict)
     assert isinstance(found["table"], ClientTable)

@@ -86,7 +86,7 @@ def test_a_guide_that_stands_still_vouches_for_nobody() -> None:
 
 
 def test_it_says_that_it_needs_data() -> None:
-    with pytest.raises(MissingTrustedData, match="clean data of the server's own"):
+    with pytest.raises(MissingTrustedData, match="clean data at the server"):
         DiverseFL()(cohort_of([[1, 2]]), None)
     with pytest.raises(MissingTrustedData, match="a sample of every client's data"):
         DiverseFL()(cohort_of([[1, 2]], trusted_data=always(1, 1)), None)

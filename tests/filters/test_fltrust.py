@@ -91,7 +91,7 @@ def test_one_client() -> None:
 
 
 def test_it_says_that_it_needs_data() -> None:
-    with pytest.raises(MissingTrustedData, match="clean data of the server's own"):
+    with pytest.raises(MissingTrustedData, match="clean data at the server"):
         FLTrust()(cohort_of([[1, 2]]), None)
 
 

@@ -81,7 +81,7 @@ def _observe_round(known: Cohort, before: MimicState) -> MimicState:
     zeros = torch.zeros(len(rows), 2, dtype=torch.float64).to(rows)
     sums = before.projections.lookup(known.clients, default=zeros)
     sums = sums + torch.stack([projections, torch.ones_like(projections)], dim=1)
-    return MimicState(t + 1, mean, spread, before.projections.updated(known.clients, sums))
+    return MimicState(t + 1, mean, spread, before.projections.with_rows(known.clients, sums))
 
 
 def _normalize(vector: Float[Tensor, " t"], start: Float[Tensor, " t"]) -> Float[Tensor, " t"]:

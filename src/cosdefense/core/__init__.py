@@ -1,11 +1,11 @@
-"""The nouns that everything else is about: layout, cohort, parts, defense, and what they remember."""
+"""Layout, cohort, the parts of a defense, the defense, and its saved state."""
 
 from .client_table import ClientTable
 from .cohort import Cohort, TooFewClients
 from .defense import Defense
 from .layout import Layout, UnknownLayer
 from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
-from .randomness import derive, generator, seeded
+from .randomness import derive, generator, use_seed
 from .running_average import check_decay, running_average
 from .state import pack, unpack
 from .trusted_data import MissingTrustedData, TrustedData
@@ -35,6 +35,6 @@ __all__ = [
     "generator",
     "pack",
     "running_average",
-    "seeded",
     "unpack",
+    "use_seed",
 ]

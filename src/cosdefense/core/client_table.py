@@ -11,11 +11,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ClientTable:
-    """One row of numbers per client identity. Writing returns a new table."""
+    """One row of numbers per client identity. Tables do not change: writing returns a new one.
 
-    clients: Int[Tensor, " m"]  # sorted
+    Args:
+        clients: The identities, sorted.
+        rows: The numbers of each client.
+        last_write: When each row was last written, counted in writes.
+    """
+
+    clients: Int[Tensor, " m"]
     rows: Float[Tensor, "m k"]
-    written: Int[Tensor, " m"]  # when each row was last written, counted in writes
+    last_write: Int[Tensor, " m"]
 
     @classmethod
     def empty(cls) -> ClientTable:
@@ -23,21 +29,21 @@ class ClientTable:
         return cls(nothing, torch.empty(0, 0), nothing)
 
     def lookup(self, clients: Int[Tensor, " n"], default: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """The clients' rows; row i of `default` for a client never seen."""
+        """The rows of these clients; row i of `default` for a client that is not in the table."""
         if len(self.clients) == 0:
             return default
         place = torch.searchsorted(self.clients, clients).clamp_max(len(self.clients) - 1)
         known = self.clients[place] == clients
         return torch.where(known[:, None], self.rows[place], default)
 
-    def updated(
+    def with_rows(
         self, clients: Int[Tensor, " n"], rows: Float[Tensor, "n k"], capacity: int | None = None
     ) -> ClientTable:
-        """The table with these clients' rows written. Beyond `capacity`, those not written for longest are forgotten.
+        """A table with these rows added or replaced. Beyond `capacity`, the rows that were written first are dropped.
 
-        Identities cost an attacker nothing where nodes are not authenticated; memory must not grow with them.
+        Where nodes are not authenticated an attacker can make up identities, and memory must not grow with them.
         """
-        now = torch.full_like(clients, int(self.written.max()) + 1 if len(self.written) else 0)
+        now = torch.full_like(clients, int(self.last_write.max()) + 1 if len(self.last_write) else 0)
         if len(self.clients) == 0:
             table = ClientTable(clients, rows, now)
         else:
@@ -45,10 +51,10 @@ class ClientTable:
             table = ClientTable(
                 torch.cat([self.clients[others], clients]),
                 torch.cat([self.rows[others], rows]),
-                torch.cat([self.written[others], now]),
+                torch.cat([self.last_write[others], now]),
             )
         order = table.clients.argsort()
         if capacity is not None and len(order) > capacity:
-            latest = table.written[order].argsort(descending=True, stable=True)[:capacity]
+            latest = table.last_write[order].argsort(descending=True, stable=True)[:capacity]
             order = order[latest.sort().values]
-        return ClientTable(table.clients[order], table.rows[order], table.written[order])
+        return ClientTable(table.clients[order], table.rows[order], table.last_write[order])

@@ -1,4 +1,4 @@
-"""What the server holds in one round: the updates it received and all it knows about them."""
+"""The updates that a server received in one round, and what it knows about them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,29 @@ from .trusted_data import MissingTrustedData, TrustedData
 
 
 class TooFewClients(RuntimeError):
-    """A rule was left with fewer clients than its mathematics needs."""
+    """A rule has fewer clients than it needs."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """`n` clients' updates to a model of `d` coordinates. No field says who is malicious."""
+    """The updates of `n` clients to a model of `d` coordinates. `Cohort.of` makes one and checks it.
 
-    updates: Float[Tensor, "n d"]  # row i: client i's parameters minus `params`
-    params: Float[Tensor, " d"]  # the global model every client started from
+    Args:
+        updates: Row i is client i's parameters minus `params`.
+        params: The global model that every client started from.
+        layout: Where the model's tensors are in a row.
+        clients: Identities that last across rounds.
+        weights: How much each row counts.
+        seed: For rules that draw at random: the same seed draws the same.
+        trusted_data: Clean data at the server, if there is any.
+    """
+
+    updates: Float[Tensor, "n d"]
+    params: Float[Tensor, " d"]
     layout: Layout
-    clients: Int[Tensor, " n"]  # identities that last across rounds
-    weights: Float[Tensor, " n"]  # how much each row counts; equal unless the operator vouches for sample counts
-    seed: int = 0  # for rules that draw at random: the same round always draws the same
+    clients: Int[Tensor, " n"]
+    weights: Float[Tensor, " n"]
+    seed: int = 0
     trusted_data: TrustedData | None = None
 
     @classmethod
@@ -40,7 +50,7 @@ class Cohort:
         seed: int = 0,
         trusted_data: TrustedData | None = None,
     ) -> Cohort:
-        """A cohort that nobody has judged yet. Wrong shapes are refused here, once.
+        """A cohort of updates that were not judged yet. Shapes and values are checked here.
 
         Args:
             updates: One row per client: its parameters minus `params`.
@@ -70,10 +80,10 @@ class Cohort:
 
     @property
     def trusted(self) -> TrustedData:
-        """The server's own data, or a clear refusal."""
+        """The server's data, or an error that asks for it."""
         if self.trusted_data is None:
             raise MissingTrustedData(
-                "this defense needs clean data of the server's own: pass trusted_data=..., "
+                "this defense needs clean data at the server: pass trusted_data=..., "
                 "or in an experiment data.trusted = 100"
             )
         return self.trusted_data
@@ -81,13 +91,13 @@ class Cohort:
     def layer(self, name: str | None = None) -> tuple[Float[Tensor, "n k"], Float[Tensor, " k"]]:
         """The updates and the global parameters of one named tensor (default: the head), as views."""
         name = name or self.layout.require_head()
-        if name not in self.layout.trainable:  # buffers never vote
+        if name not in self.layout.trainable:  # buffers count in no score
             raise UnknownLayer(f"layer must be one of {sorted(self.layout.trainable)}, got {name!r}")
         where = self.layout.slices[name]
         return self.updates[:, where], self.params[where]
 
     def trainable(self) -> Float[Tensor, "n t"]:
-        """The view every distance, norm and cosine uses: buffers never vote."""
+        """The updates without buffers, as a view: what every distance, norm and cosine is computed from."""
         return self.updates[:, : self.layout.n_trainable]
 
     def only(self, rows: Bool[Tensor, " n"]) -> Cohort:

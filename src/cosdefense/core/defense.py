@@ -1,4 +1,4 @@
-"""A defense judges clients, then combines what is left of their updates."""
+"""A defense judges clients, then combines the updates of those that are left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Defense:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """All that its parts need."""
+        """What its parts need of a deployment."""
         parts: tuple[Part | ClientHook, ...] = (*self.filters, self.aggregator, *self.hooks)
         return frozenset().union(*(part.needs for part in parts))
 
@@ -57,9 +57,10 @@ class Defense:
         return self.combine(judged, state)
 
     def run_round(self, cohort: Cohort, state: State, *, combine: bool = True) -> tuple[Judged, Verdict, State]:
-        """A round of a federation: too few clients for a rule skip it instead of ending the run.
+        """Judge and combine; where a rule has too few clients, skip the round instead of raising an error.
 
-        Without `combine` the verdict's update is zero: the caller combines what `Judged.accepted` holds.
+        A skipped round leaves the memory as it was. Without `combine` the verdict's update is zero, and the caller
+        combines `Judged.accepted`.
         """
         try:
             judged, after = self.judge(cohort, state)
@@ -70,7 +71,7 @@ class Defense:
         return judged, verdict, after
 
     def judge(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
-        """Ask the filters. Rows that are not finite are rejected before any filter runs."""
+        """Run the filters. Rows that are not finite are rejected before any filter runs."""
         received, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
         cohort, rows = _drop_rejected(_reweight(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
         finite = cohort.updates
@@ -95,7 +96,7 @@ class Defense:
         return Judged(received, cohort, rows, evidence, points, skipped), (*memories, last)
 
     def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
-        """Combine what is left into one update."""
+        """Run the aggregator on the remaining rows."""
         if judged.skipped is not None:
             return judged.verdict(), state
         *memories, last = state

@@ -1,4 +1,4 @@
-"""Where each named tensor of a model lives in one flat vector."""
+"""Where each named tensor of a model is in one flat vector."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 # A bare state_dict does not say which tensors are trained. These names are what torch's own
-# normalisation layers call the statistics they only track.
+# normalization layers call the statistics they only track.
 TRACKED_STATISTICS = ("running_mean", "running_var")
 
 
-# What classifiers are called in torchvision, timm, transformers and most people's own models.
+# What classifiers are called in torchvision, timm, transformers and most other models.
 HEAD_NAMES = frozenset({"classifier", "fc", "head", "heads", "lm_head", "logits", "score"})
 
 
 class UnknownLayer(ValueError):
-    """A rule looks at one layer of the model, and it is not known which one or is not there."""
+    """A rule looks at one layer of the model, and that layer is not known or not in the model."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Layout:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each tensor lives in the vector."""
+        """Where each tensor is in the vector."""
         slices, start = {}, 0
         for name, shape in self.shapes:
             slices[name] = slice(start, start + math.prod(shape))
@@ -109,7 +109,7 @@ class Layout:
 
     @cached_property
     def variances(self) -> tuple[slice, ...]:
-        """Where tracked variances live: no update may push them below zero."""
+        """Where tracked variances are: no update may push them below zero."""
         return tuple(where for name, where in self.slices.items() if name.endswith("running_var"))
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " d"]:
@@ -143,7 +143,7 @@ def find_tied(tensors: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_head(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The last matrix, or None where names or shapes speak against it; see `Layout`."""
+    """The last matrix, or None where names or shapes make it doubtful; see `Layout`."""
     matrices = {name: shape for name, shape in shapes.items() if len(shape) >= 2 and "lora_" not in name}
     if not matrices:
         return None
@@ -177,5 +177,5 @@ def _is_tracked(name: str) -> bool:
 def _as_tensor(array: Any) -> Tensor:
     if isinstance(array, Tensor):
         return array
-    # Flower's Array keeps serialised bytes and offers numpy(); the copy makes the memory ours and writable.
+    # Flower's Array keeps serialized bytes and offers numpy(), which is read-only: hence the copy.
     return torch.from_numpy(np.array(array.numpy() if hasattr(array, "numpy") else array))

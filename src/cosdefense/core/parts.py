@@ -31,16 +31,23 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a filter thinks of each client it saw."""
+    """What a filter decided about each client of a cohort.
 
-    scores: Float[Tensor, " n"]  # the evidence, for the report: the higher, the more suspicious
-    weights: Float[Tensor, " n"] | Bool[Tensor, " n"]  # how much each client should count; 0 = reject
-    updates: Float[Tensor, "n d"] | None = None  # the rows rewritten, by filters that do
-    points: Float[Tensor, "n 2"] | None = None  # where each client stands in a picture, by filters that draw one
+    Args:
+        scores: The evidence, for the report: the higher, the more suspicious.
+        weights: How much each client should count; 0 = reject.
+        updates: The rows to use instead. None: the rows stay as they are.
+        points: The position of each client in a picture, from filters that make one.
+    """
+
+    scores: Float[Tensor, " n"]
+    weights: Float[Tensor, " n"] | Bool[Tensor, " n"]
+    updates: Float[Tensor, "n d"] | None = None
+    points: Float[Tensor, "n 2"] | None = None
 
 
 class Part(ABC):
-    """A piece of a defense: a frozen dataclass of hyper-parameters. What it remembers goes in and comes out."""
+    """A piece of a defense: a frozen dataclass of hyper-parameters. Its memory is passed in and returned."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
 
@@ -59,7 +66,7 @@ class Filter(Part):
 class Aggregator(Part):
     """Combines the updates of a round into one."""
 
-    # Rows of weight 0 do not count in it: rejected clients may stay in the cohort, which saves a copy of all others.
+    # Whether rows of weight 0 have no influence. Then rejected rows may stay in the cohort, which saves a copy.
     skips_rejected: ClassVar[bool] = False
 
     @abstractmethod
@@ -68,9 +75,9 @@ class Aggregator(Part):
 
 @dataclass(frozen=True)
 class ClientHook:
-    """The client's side of a defense: may change each batch before a step, and the parameters after it.
+    """The client's side of a defense: it may change each batch before a step, and the parameters after it.
 
-    Clients may train at the same time: an answer depends on the arguments, and on torch's global stream, alone.
+    Clients may train at the same time: a result may depend on the arguments and on torch's global generator only.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.COOPERATION})
@@ -89,7 +96,7 @@ class ClientHook:
         layout: Layout,
         lr: float,
     ) -> Float[Tensor, " d"]:
-        """The parameters to go on with; `previous` is the gradient of the step before, None at the first."""
+        """The parameters to continue with; `previous` is the gradient of the step before, None at the first."""
         return params
 
 

@@ -25,8 +25,8 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout and the like draw from torch's global stream: seed it for a while, leave it as it was."""
+def use_seed(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generator, which dropout draws from, and restore it at the end."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

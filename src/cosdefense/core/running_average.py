@@ -6,11 +6,11 @@ from typing import Any
 
 
 def running_average(past: float | None, now: float, decay: float) -> float:
-    """An exponential average that goes on; it begins with the first number."""
+    """The exponential average after one more number; the first number starts it."""
     return now if past is None else decay * past + (1 - decay) * now
 
 
 def check_decay(part: Any) -> None:
-    """For parts with such an average."""
+    """Check the option `decay` of a part."""
     if not 0 <= part.decay < 1:
         raise ValueError(f"{type(part).__name__}.decay must be in [0, 1), got {part.decay}")

@@ -1,4 +1,4 @@
-"""What parts remember between rounds, and how it is written down without pickle."""
+"""Saves what parts remember between rounds, without pickle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _plain_key(key: Any) -> str | int:
 
 
 def unpack(packed: Any, tensors: Mapping[str, Tensor], like: Any) -> Any:
-    """The state again. `like` (what `init()` returns) supplies the types, so that no file can name a class."""
+    """The state that was packed. `like` (what `init()` returns) supplies the types: no file can name a class."""
     if isinstance(packed, list):
         like = like if isinstance(like, tuple) and len(like) == len(packed) else (None,) * len(packed)
         return tuple(unpack(item, tensors, kind) for item, kind in zip(packed, like, strict=True))

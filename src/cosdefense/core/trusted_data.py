@@ -1,4 +1,4 @@
-"""Clean data that a server may hold, as far as a defense may ask about it."""
+"""What a defense may ask of clean data at the server."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class MissingTrustedData(RuntimeError):
 
 
 class TrustedData:
-    """What a defense may ask of clean data at the server. A deployment overrides what it has; the rest is refused.
+    """Clean data at the server. Override the methods that your deployment can answer; the others raise an error.
 
-    Nothing here may depend on anything but the arguments: the same question gets the same answer.
+    A result may depend on the arguments only: the same arguments give the same result.
     """
 
     def update(self, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
         """What an honest client holding this data would send; `seed` decides which batches it draws."""
-        raise MissingTrustedData("this defense needs a server that can train on clean data of its own")
+        raise MissingTrustedData("this defense needs a server that can train on clean data")
 
     def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
-        """What a model answers to this data (logits), and what would have been right."""
-        raise MissingTrustedData("this defense needs a server that can test models on clean data of its own")
+        """A model's logits on this data, and the true labels."""
+        raise MissingTrustedData("this defense needs a server that can test models on clean data")
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
-        """What each of these clients would send if it trained on the sample of its data that it once shared."""
+        """What each of these clients would send if it trained on the sample of its data that the server has."""
         raise MissingTrustedData("this defense needs a sample of every client's data at the server")

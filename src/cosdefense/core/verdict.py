@@ -15,30 +15,48 @@ from .cohort import Cohort, TooFewClients
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a defense decided about every client of the round."""
+    """What a defense decided about every client of the round.
 
-    update: Float[Tensor, " d"]  # add this to the global parameters
-    weights: Float[Tensor, " n"]  # how much each client counted; 0 = rejected
-    evidence: Mapping[str, Float[Tensor, " n"]]  # scores by filter; NaN where it never saw the client
-    skipped: str | None = None  # why the model stays as it is, if it does
-    points: Mapping[str, Float[Tensor, "n 2"]] = field(default_factory=dict)  # pictures by filter; NaN likewise
+    Args:
+        update: The combined update, to be added to the global parameters.
+        weights: How much each client counted; 0 = rejected.
+        evidence: Scores by filter; NaN where a filter did not see the client.
+        skipped: Why the model does not change in this round, if so.
+        points: Positions in a picture by filter, from filters that make one; NaN where a filter did not see the client.
+    """
+
+    update: Float[Tensor, " d"]
+    weights: Float[Tensor, " n"]
+    evidence: Mapping[str, Float[Tensor, " n"]]
+    skipped: str | None = None
+    points: Mapping[str, Float[Tensor, "n 2"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A round after the filters, before its updates are combined."""
+    """A round after the filters, before the updates are combined.
 
-    received: Cohort  # everybody, as they came
-    remaining: Cohort  # what the filters left: rows may be rewritten; a row of weight 0 is rejected
-    rows: Int[Tensor, " m"]  # where the remaining rows stand among the received ones
-    evidence: Mapping[str, Float[Tensor, " n"]]  # as in Verdict
-    points: Mapping[str, Float[Tensor, "n 2"]]  # as in Verdict
-    skipped: str | None = None  # why there is nothing to combine, if so
-    too_few_clients: bool = False  # a rule had fewer clients than it needs
+    Args:
+        received: All clients, with the updates that they sent.
+        remaining: What the aggregator gets. Filters may have rewritten rows. Rows of weight 0 are rejected.
+        rows: The positions of the remaining rows among the received ones.
+        evidence: As in `Verdict`.
+        points: As in `Verdict`.
+        skipped: Why there is nothing to combine, if so.
+        too_few_clients: Whether that is because a rule has fewer clients than it needs.
+    """
+
+    received: Cohort
+    remaining: Cohort
+    rows: Int[Tensor, " m"]
+    evidence: Mapping[str, Float[Tensor, " n"]]
+    points: Mapping[str, Float[Tensor, "n 2"]]
+    skipped: str | None = None
+    too_few_clients: bool = False
 
     @classmethod
     def skip(cls, cohort: Cohort, problem: TooFewClients) -> Judged:
-        """A round that a rule could not judge or combine: nobody counts and nothing moves."""
+        """A round with too few clients for a rule: all weights are 0 and the model does not change."""
         nobody = torch.zeros(len(cohort), dtype=torch.bool, device=cohort.updates.device)
         return cls(cohort, cohort.only(nobody), torch.arange(0), {}, {}, str(problem), too_few_clients=True)
 
@@ -48,7 +66,7 @@ class Judged:
         return self.remaining.only(self.remaining.weights != 0)
 
     def verdict(self, update: Float[Tensor, " d"] | None = None) -> Verdict:
-        """The verdict, given the combined update. None: somebody else combines, and nothing moves here."""
+        """The verdict, given the combined update. None: another program combines, and the update is zero here."""
         still = torch.zeros_like(self.received.params)
         weights = scatter_rows(self.remaining.weights, self.rows, len(self.received), fill=0.0)
         if self.skipped is not None or update is None:
@@ -65,7 +83,7 @@ def scatter_rows(values: Float[Tensor, "m *k"], rows: Int[Tensor, " m"], n: int,
 
 
 def _keep_variances_positive(update: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, " d"]:
-    """A poisoned update may push BatchNorm's variance below zero, which no network survives."""
+    """A poisoned update may push BatchNorm's variance below zero, and the network would compute NaN."""
     if cohort.layout.variances:
         update = update.clone()
         for where in cohort.layout.variances:

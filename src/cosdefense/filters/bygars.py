@@ -89,7 +89,7 @@ class ByGARSPlusPlus(Filter):
         own = server_update(cohort, cohort.params, cohort.seed)
         before = state.lookup(cohort.clients, default=cohort.weights.new_zeros(len(cohort), 1))[:, 0]
         reputations = (1 - self.rate) * before + self.rate * cosine_with_server(cohort, own)
-        table = state.updated(cohort.clients, reputations[:, None], self.capacity)
+        table = state.with_rows(cohort.clients, reputations[:, None], self.capacity)
         return judge_by_reputation(reputations, rescale_to_server(own, cohort), cohort), table
 
 

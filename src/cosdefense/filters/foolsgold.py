@@ -50,7 +50,7 @@ class FoolsGold(Filter):
         history = (before + updates).clamp(-largest, largest)
         similarity = pardon(cosines(history).fill_diagonal_(0)).amax(dim=1)
         weights = logit_weights(similarity, rounding=8 * torch.finfo(dtype).eps)
-        return Judgment(similarity, weights.to(dtype)), state.updated(cohort.clients, history, self.capacity)
+        return Judgment(similarity, weights.to(dtype)), state.with_rows(cohort.clients, history, self.capacity)
 
 
 def pardon(similarity: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -64,7 +64,7 @@ class RFFL(Filter):
         average = after.sum() / remaining.sum().clamp_min(1)
         low = (after < self.threshold * average) & (seen >= self.warm_up)
         rows = torch.stack([after, seen + 1, (low | ~remaining).to(seen.dtype)], dim=1)
-        return Judgment(-weights, weights), state.updated(cohort.clients, rows, self.capacity)
+        return Judgment(-weights, weights), state.with_rows(cohort.clients, rows, self.capacity)
 
     def _update_reputations(
         self, weights: Float[Tensor, " n"], remaining: Bool[Tensor, " n"], cohort: Cohort

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..attacks import Attack
 from ..catalog.options import ConfigError
 from ..catalog.registry import lookup
-from ..core import Cohort, MissingTrustedData, TooFewClients, derive, generator, seeded
+from ..core import Cohort, MissingTrustedData, TooFewClients, derive, generator, use_seed
 from ..data.datasets import Dataset
 from ..hooks import FLWBC
 from ..ops import fraction_of
@@ -75,7 +75,7 @@ def build_model(cell: Experiment, dataset: Dataset) -> nn.Module:
     """The model that training starts from: decided by the seed."""
     (seed,), settings = cell.seeds, dict(cell.model)
     build = lookup(MODELS, settings.pop("name"), "model")
-    with seeded(derive(seed, "model"), torch.device("cpu")):
+    with use_seed(derive(seed, "model"), torch.device("cpu")):
         try:
             model: nn.Module = build(
                 shape=tuple(dataset.train_images.shape[1:]), n_classes=dataset.n_classes, **settings

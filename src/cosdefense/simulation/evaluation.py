@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..attacks import Attack
-from ..core import ClientHook, seeded
+from ..core import ClientHook, use_seed
 from ..training.batches import Images, to_unit_range
 from ..training.executor import to_channels_last
 from ..training.task import Task
@@ -105,7 +105,7 @@ def _accuracy_with_batch_statistics(task: Task, params: Tensor, images: Images, 
     """
     n_chunks = -(-len(labels) // STATISTICS_BATCH)
     n_correct = 0
-    with seeded(0, labels.device):  # dropout is active in training mode, and must be the same every time
+    with use_seed(0, labels.device):  # dropout is active in training mode, and must be the same every time
         for start in range(n_chunks):
             batch = to_channels_last(to_unit_range(images[start::n_chunks]))
             answers = task.logits_with_batch_statistics(params, batch).argmax(dim=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attacks import Attack
 from ..catalog.presets import fedavg
-from ..core import Cohort, Defense, State, Verdict, derive, generator, seeded
+from ..core import Cohort, Defense, State, Verdict, derive, generator, use_seed
 from .client_training import train_round
 from .oracle import Oracle
 from .profiling import Profiler
@@ -78,7 +78,7 @@ def simulate(
         clients = world.sample_clients(sampled, generator(seed, "sampling", number))
         malicious = world.malicious[clients] & attacking
         # They train.
-        with profiler.measure("train"), seeded(derive(seed, "training", number), device):
+        with profiler.measure("train"), use_seed(derive(seed, "training", number), device):
             hooks = defense.hooks if defending else ()
             updates = allocate_updates(sampled, params, max_update_memory)
             train_round(

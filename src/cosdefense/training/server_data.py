@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core import MissingTrustedData, TrustedData, derive, generator, seeded
+from ..core import MissingTrustedData, TrustedData, derive, generator, use_seed
 from .batches import Images, draw_rows, to_unit_range
 from .executor import train_clients
 from .local_sgd import LocalSGD
@@ -50,7 +50,7 @@ class ServerData(TrustedData):
     def _held_rows(self) -> Int[Tensor, " held"]:
         if len(self.held) == 0:
             raise MissingTrustedData(
-                "this defense needs clean data of the server's own, in an experiment: data.trusted = 100"
+                "this defense needs clean data at the server, in an experiment: data.trusted = 100"
             )
         return self.held
 
@@ -64,5 +64,5 @@ class ServerData(TrustedData):
             [draw_rows(own, size, generator(seed, "trusted", name)) for own, name in zip(rows_of, names, strict=True)]
         )
         rows = rows.view(len(rows_of), self.steps, self.batch).to(self.labels.device)
-        with seeded(derive(seed, "trusted"), self.labels.device):
+        with use_seed(derive(seed, "trusted"), self.labels.device):
             return train_clients(self.task, self.trainer, params, to_unit_range(self.images[rows]), self.labels[rows])

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...catalog.options import ConfigError
-from ...core import Layout, derive, generator, seeded
+from ...core import Layout, derive, generator, use_seed
 from ...data.datasets import Dataset
 from ...ops import cosines
 from ...runs.checkpoint import Checkpoint, read_checkpoint, write_atomically, write_checkpoint
@@ -121,7 +121,7 @@ def measure_drift(
         images, labels = world.draw_batches(
             torch.arange(n), training.local_steps, training.batch, generator(seed, "batches", number)
         )
-        with seeded(derive(seed, "training", number), device):
+        with use_seed(derive(seed, "training", number), device):
             for i, model in enumerate(models):
                 one = slice(i, i + 1)
                 models[i] = model + train_clients(world.task, world.trainer, model, images[one], labels[one])[0]
