@@ -16,7 +16,8 @@ demo: .venv/.installed
 # tests/conftest.py sorts the files: those with long tests first, so that they do not come last and alone.
 # Three processes for two cores, because many tests wait for others: for servers, deadlines, killed processes.
 test: .venv/.developing
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=15
+	@echo "Tests that are not slow run $$($(BIN)/python -m coverage report --format=total) % of the package's lines."
 
 quick: .venv/.developing
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not federation"
@@ -57,4 +58,4 @@ format: .venv/.developing
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
+	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

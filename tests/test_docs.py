@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
+
+from cosdefense.cli import app
+from cosdefense.runs.experiment import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,15 +73,58 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_commands_named_exist() -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    shown = subprocess.run([sys.executable, "-m", "cosdefense", "--help"], capture_output=True, text=True, check=True)
-    known = set(re.findall(r"^│ ([a-z]+) ", shown.stdout, re.MULTILINE))
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
-    named = set(re.findall(r"^cosdefense ([a-z]+)", blocks, re.MULTILINE))
-    assert {"run", "report"} <= named <= known
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
+def commands() -> Iterator[Any]:
+    """Every command in a block of shell lines or between backticks, without what its output is sent to."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+        lines += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        for line in dict.fromkeys(lines):
+            if line.startswith(("cosdefense ", "make ", "pip install ", "python ")):
+                yield pytest.param(line.split(" > ")[0], id=f"{page.name}: {line[:60]}")
+
+
+@pytest.mark.parametrize("command", [*commands()])
+def test_commands_are_understood(command: str) -> None:
+    """Commands and options exist, values have the right type, files are there, experiments accept what is changed."""
+    program, *words = shlex.split(command, comments=True)
+    if program == "cosdefense":
+        name, options = parsed(typer.main.get_command(app), words)
+        if name == "run" and options.get("file", "FILE") != "FILE":
+            load(ROOT / options["file"], options["changes"] or ())
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert words[0] in targets
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+        for named in re.findall(r"(?:cosdefense|\.)\[([a-z,]+)\]", " ".join(words)):
+            assert set(named.split(",")) <= set(extras)
+    for word in words:
+        if word.startswith(("experiments/", "examples/", "benchmarks/", "tests/")) and "<" not in word:
+            assert (ROOT / word.split("::")[0]).exists() or "--out" in words, word
+
+
+def parsed(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The last command named, and its options. A command may be mentioned without the arguments that it needs."""
+    if isinstance(command, click.Group) and words and words != ["--help"]:
+        inner = command.get_command(click.Context(command), words[0])
+        assert inner is not None, f"there is no command {words[0]!r}"
+        return parsed(inner, words[1:])
+    words = ["1" if word == "N" else word for word in words]  # a placeholder
+    try:
+        return command.name, command.make_context(command.name, words).params
+    except click.exceptions.Exit:  # printed its help
+        return command.name, {}
+    except click.MissingParameter:
+        assert not words, f"{command.name} needs more than {words}"
+        return command.name, {}
+
+
+def test_the_documents_show_commands() -> None:
+    shown = {param.values[0].split()[1] for param in commands() if param.values[0].startswith("cosdefense ")}
+    assert {"run", "report", "arena", "reproduce"} <= shown
 
 
 @pytest.mark.slow
