@@ -1,4 +1,4 @@
-"""Every defense stops an attack it was made for, which breaks the plain mean; and fails where it is said to fail."""
+"""Every defense stops an attack that breaks the plain mean, and fails where its documentation says so."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ Options = dict[str, float | int | None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a federation ended, and whom its defense rejected."""
+    """The model after the last round, and the shares of malicious and honest clients that were rejected."""
 
-    found: Evaluation
-    liars_rejected: float
+    evaluation: Evaluation
+    malicious_rejected: float
     honest_rejected: float
 
     @property
     def accuracy(self) -> float:
-        return self.found.accuracy
+        return self.evaluation.accuracy
 
     @property
     def success(self) -> float:
-        assert self.found.attack_success is not None
-        return self.found.attack_success
+        assert self.evaluation.attack_success is not None
+        return self.evaluation.attack_success
 
     @property
     def recall(self) -> float:
-        assert self.found.source_recall is not None
-        return self.found.source_recall
+        assert self.evaluation.source_recall is not None
+        return self.evaluation.source_recall
 
 
 def outcome(
@@ -77,24 +77,24 @@ def outcome(
     start: Snapshot | None = None,
     options: Options | None = None,
 ) -> Outcome:
-    """`start` is a model that honest clients have trained for a while."""
+    """Simulate and evaluate. `start`: a snapshot of honest training, to attack from there."""
     defense = get(name, **options or {})
     simulation = simulate(
         world, attack, defense, rounds=rounds, sampled=sampled, batch=batch, seed=0, local_steps=local_steps,
         schedule=schedule, resume=start and replace(start, defense_state=defense.init()),
     )  # fmt: skip
     history: list[Round] = list(simulation)
-    liars = torch.cat([round_.malicious for round_ in history])
+    malicious = torch.cat([round_.malicious for round_ in history])
     rejected = torch.cat([round_.verdict.weights == 0 for round_ in history])
     digits = load("digits")
     params = history[-1].after.params
-    found = evaluate(world.task, params, digits.test_images, digits.test_labels, attack, 10, adversary)
-    shares = [float(rejected[who].float().mean()) if bool(who.any()) else 0.0 for who in (liars, ~liars)]
-    return Outcome(found, *shares)
+    evaluation = evaluate(world.task, params, digits.test_images, digits.test_labels, attack, 10, adversary)
+    shares = [float(rejected[who].float().mean()) if bool(who.any()) else 0.0 for who in (malicious, ~malicious)]
+    return Outcome(evaluation, *shares)
 
 
-def trained(world: World, rounds: int, batch: int, sampled: int = 10, local_steps: int = 1) -> Snapshot:
-    """Where honest clients and the plain mean have come to."""
+def train_honestly(world: World, rounds: int, batch: int, sampled: int = 10, local_steps: int = 1) -> Snapshot:
+    """A snapshot after `rounds` of honest training with the plain mean."""
     settings = {"rounds": rounds, "sampled": sampled, "batch": batch, "seed": 0, "local_steps": local_steps}
     *_, last = simulate(world, Attack(), get("fedavg"), **settings)  # type: ignore[arg-type]
     return last.after
@@ -102,7 +102,7 @@ def trained(world: World, rounds: int, batch: int, sampled: int = 10, local_step
 
 @cache
 def trusted_world(malicious: float, q: float) -> World:
-    """The server holds a hundred samples and trains on as many at a time as its clients."""
+    """A world whose server holds a hundred samples and trains with batches as large as its clients'."""
     world = digits_world(trusted=100, shared=8, malicious=malicious, q=q)
     assert isinstance(world.trusted_data, ServerData)
     return replace(world, trusted_data=replace(world.trusted_data, batch=28))
@@ -113,80 +113,82 @@ def trusted_world(malicious: float, q: float) -> World:
 
 def test_rffl_removes_sign_flippers() -> None:
     world = digits_world(n_clients=20, malicious=0.3, q=0.1)
-    plain, saved = (outcome(world, SignFlip(), name, rounds=60, batch=32, sampled=20) for name in ("fedavg", "rffl"))
+    plain, defended = (outcome(world, SignFlip(), name, rounds=50, batch=32, sampled=20) for name in ("fedavg", "rffl"))
     assert plain.accuracy < 0.5
-    assert saved.accuracy > 0.75
-    assert saved.liars_rejected > 0.8
-    assert saved.honest_rejected == 0
+    assert defended.accuracy > 0.75
+    assert defended.malicious_rejected > 0.8
+    assert defended.honest_rejected == 0
 
 
-def test_rffl_works_with_sampled_clients_here() -> None:
+def test_rffl_works_with_sampled_clients() -> None:
     world = digits_world(n_clients=20, malicious=0.3, q=0.1)
-    plain, saved = (outcome(world, SignFlip(), name, rounds=120, batch=32, sampled=8) for name in ("fedavg", "rffl"))
-    assert saved.accuracy > plain.accuracy + 0.1
-    assert saved.liars_rejected > 0.7
-    assert saved.honest_rejected == 0
+    plain, defended = (outcome(world, SignFlip(), name, rounds=90, batch=32, sampled=8) for name in ("fedavg", "rffl"))
+    assert defended.accuracy > plain.accuracy + 0.1
+    assert defended.malicious_rejected > 0.7
+    assert defended.honest_rejected == 0
 
 
-def test_rffl_believes_colluders() -> None:
-    """Reputation is agreement with the aggregate: liars who all send the same long vector are the aggregate."""
+def test_rffl_accepts_colluding_clients() -> None:
+    """Reputation is agreement with the aggregate, and identical large updates dominate the aggregate."""
     world = digits_world(n_clients=20, malicious=0.3, q=0.1)
-    fooled = outcome(world, InnerProduct(), "rffl", rounds=25, batch=32, sampled=20)
-    assert fooled.accuracy < 0.2
-    assert fooled.honest_rejected > 0.5
-    assert fooled.liars_rejected < 0.1
+    result = outcome(world, InnerProduct(), "rffl", rounds=12, batch=32, sampled=20)
+    assert result.accuracy < 0.2
+    assert result.honest_rejected > 0.5
+    assert result.malicious_rejected < 0.1
 
 
 # FoolsGold
 
 
 def test_foolsgold_stops_sybils() -> None:
-    """Even a majority of them; at the price of honest clients who happen to be alike."""
+    """Even a majority of them, but honest clients with similar updates are rejected too."""
     world = digits_world(n_clients=20, malicious=0.6)
     attack = LabelFlip(source=1, target=7)
-    plain, saved = (outcome(world, attack, name, rounds=60, batch=32, sampled=20) for name in ("fedavg", "foolsgold"))
+    plain, defended = (
+        outcome(world, attack, name, rounds=40, batch=32, sampled=20) for name in ("fedavg", "foolsgold")
+    )
     assert plain.recall < 0.6
-    assert saved.recall > 0.85
-    assert saved.liars_rejected > 0.9
+    assert defended.recall > 0.85
+    assert defended.malicious_rejected > 0.9
 
 
-def test_foolsgold_is_defenseless_against_a_single_attacker() -> None:
+def test_foolsgold_does_not_stop_a_single_attacker() -> None:
     world = digits_world(n_clients=20, malicious=0.05)
-    fooled = outcome(world, SignFlip(30.0), "foolsgold", rounds=30, batch=32, sampled=20)
-    assert fooled.accuracy < 0.2
+    result = outcome(world, SignFlip(30.0), "foolsgold", rounds=10, batch=32, sampled=20)
+    assert result.accuracy < 0.2
     early = next(iter(simulate(world, SignFlip(30.0), get("foolsgold"), rounds=1, sampled=20, batch=32, seed=0)))
     assert float(early.verdict.weights[early.malicious]) > 0
 
 
-# Rules with data at the server
+# Rules with data on the server
 
 
 @pytest.mark.parametrize("name", ["fltrust", "bygars", "bygars++", "diversefl"])
-def test_server_data_survive_a_malicious_majority(name: str) -> None:
-    """Sixty percent flip their sign."""
+def test_rules_with_server_data_survive_a_malicious_majority(name: str) -> None:
+    """Sixty percent of the clients flip the sign of their updates."""
     world = trusted_world(malicious=0.6, q=0.1)
     assert outcome(world, SignFlip(), name, rounds=70, batch=28).accuracy > 0.6
 
 
 @pytest.mark.parametrize("name", ["fedavg", "median"])
-def test_rules_that_count_votes_do_not(name: str) -> None:
+def test_rules_without_server_data_do_not(name: str) -> None:
     world = trusted_world(malicious=0.6, q=0.1)
     assert outcome(world, SignFlip(), name, rounds=70, batch=28).accuracy < 0.25
 
 
 @pytest.mark.parametrize("name", ["bygars", "bygars++"])
-def test_bygars_uses_sign_flippers(name: str) -> None:
-    """Turned round again they are worth as much as the honest: the model is the one without any attack."""
+def test_bygars_uses_flipped_updates(name: str) -> None:
+    """Their sign is flipped back: the model is as good as without an attack."""
     world = trusted_world(malicious=0.6, q=0.1)
     attacked, clean = (outcome(world, attack, name, rounds=20, batch=28) for attack in (SignFlip(5.0), Attack()))
     assert clean.accuracy > 0.4
     assert attacked.accuracy == pytest.approx(clean.accuracy, abs=0.02)
-    assert attacked.liars_rejected == 0
+    assert attacked.malicious_rejected == 0
 
 
 @pytest.mark.parametrize("name", ["fltrust", "bygars", "bygars++"])
 def test_a_majority_cannot_spoil_batch_norm(name: str) -> None:
-    """Liars who climb at every step send honest statistics beside reversed weights."""
+    """Clients that flip the sign at every step send honest statistics beside reversed weights."""
     world = trusted_world(malicious=0.6, q=0.1)
     layers = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
     torch.manual_seed(0)
@@ -194,7 +196,7 @@ def test_a_majority_cannot_spoil_batch_norm(name: str) -> None:
     server = world.trusted_data
     assert isinstance(server, ServerData)
     world = replace(world, task=task, trusted_data=replace(server, task=task))
-    assert outcome(world, SignFlip(every_step=True), name, rounds=40, batch=28).accuracy > 0.7
+    assert outcome(world, SignFlip(every_step=True), name, rounds=10, batch=28).accuracy > 0.7
 
 
 def test_fltrust_is_as_good_as_its_data() -> None:
@@ -203,47 +205,47 @@ def test_fltrust_is_as_good_as_its_data() -> None:
     assert isinstance(server, ServerData)
     biased = server.held[world.labels[server.held] < 2]  # two classes of ten
     world = replace(world, trusted_data=replace(server, held=biased))
-    assert outcome(world, SignFlip(), "fltrust", rounds=80, batch=28).accuracy < 0.3
+    assert outcome(world, SignFlip(), "fltrust", rounds=70, batch=28).accuracy < 0.3
 
 
-def test_sageflow_stops_liars_once_the_model_has_an_opinion() -> None:
+def test_sageflow_protects_a_trained_model() -> None:
     world = trusted_world(malicious=0.3, q=0.5)
-    start = trained(world, rounds=60, batch=28)
+    start = train_honestly(world, rounds=60, batch=28)
     for attack in (SignFlip(5.0), Noise()):
-        plain, saved = (
-            outcome(world, attack, name, rounds=90, batch=28, start=start) for name in ("fedavg", "sageflow")
+        plain, defended = (
+            outcome(world, attack, name, rounds=70, batch=28, start=start) for name in ("fedavg", "sageflow")
         )
         assert plain.accuracy < 0.25
-        assert saved.accuracy > 0.7
+        assert defended.accuracy > 0.7
 
 
-def test_sageflow_cannot_help_a_model_that_knows_nothing() -> None:
-    """In the first rounds nobody's model is better than anybody else's."""
+def test_sageflow_does_not_protect_an_untrained_model() -> None:
+    """In the first rounds the losses of honest and malicious clients do not differ."""
     world = trusted_world(malicious=0.3, q=0.5)
-    assert outcome(world, SignFlip(5.0), "sageflow", rounds=80, batch=28).accuracy < 0.3
+    assert outcome(world, SignFlip(5.0), "sageflow", rounds=50, batch=28).accuracy < 0.3
 
 
-def test_diversefl_knows_unusual_clients_from_liars() -> None:
+def test_diversefl_accepts_unusual_honest_clients() -> None:
     world = trusted_world(malicious=0.6, q=0.5)  # clients with very different data
-    saved = outcome(world, SignFlip(), "diversefl", rounds=80, batch=28)
-    assert saved.accuracy > 0.7
-    assert saved.liars_rejected > 0.95
-    assert saved.honest_rejected < 0.1
+    defended = outcome(world, SignFlip(), "diversefl", rounds=80, batch=28)
+    assert defended.accuracy > 0.7
+    assert defended.malicious_rejected > 0.95
+    assert defended.honest_rejected < 0.1
 
 
-def test_diversefl_believes_the_sample() -> None:
-    """Who lies about the labels in the sample too, is guided to what it sends."""
+def test_diversefl_trusts_the_shared_sample() -> None:
+    """A client that also flips the labels of its shared sample is compared with the same flipped training."""
     world = digits_world(shared=8)
     server = world.trusted_data
     assert isinstance(server, ServerData)
     labels = world.labels.clone()
     for client in world.malicious.nonzero().flatten().tolist():
         labels[server.shared[client]] = 9 - labels[server.shared[client]]
-    honest_sample = outcome(world, LabelFlip(), "diversefl", rounds=40, batch=8)
+    honest_sample = outcome(world, LabelFlip(), "diversefl", rounds=25, batch=8)
     world = replace(world, trusted_data=replace(server, labels=labels))
-    lying_sample = outcome(world, LabelFlip(), "diversefl", rounds=40, batch=8)
-    assert honest_sample.liars_rejected > 0.5
-    assert lying_sample.liars_rejected < 0.2
+    flipped_sample = outcome(world, LabelFlip(), "diversefl", rounds=25, batch=8)
+    assert honest_sample.malicious_rejected > 0.5
+    assert flipped_sample.malicious_rejected < 0.2
 
 
 # Clipping and noise
@@ -260,12 +262,12 @@ CLIPPED: dict[str, Options] = {
 def before_replacement() -> tuple[World, Snapshot]:
     """Twenty clients, two of them malicious, and a model that they have trained honestly for 38 rounds."""
     world = digits_world(n_clients=20, malicious=0.1)
-    return world, trained(world, rounds=38, batch=8, sampled=20, local_steps=5)
+    return world, train_honestly(world, rounds=38, batch=8, sampled=20, local_steps=5)
 
 
 @cache
-def replaced(name: str, rounds: int, **options: float) -> Outcome:
-    """Four rounds of model replacement, and what is left of it after some more."""
+def replace_model(name: str, rounds: int, **options: float) -> Outcome:
+    """The result of four rounds of model replacement, `rounds` after it began."""
     world, start = before_replacement()
     return outcome(
         world, REPLACEMENT, name, rounds=38 + rounds, batch=8, sampled=20, local_steps=5, start=start,
@@ -275,18 +277,18 @@ def replaced(name: str, rounds: int, **options: float) -> Outcome:
 
 @pytest.mark.parametrize("name", CLIPPED)
 def test_clipping_stops_model_replacement(name: str) -> None:
-    saved = replaced(name, 4, **CLIPPED[name])
-    assert replaced("fedavg", 4).success > 0.6
-    assert saved.success < 0.05
-    assert saved.accuracy > 0.85
+    defended = replace_model(name, 4, **CLIPPED[name])
+    assert replace_model("fedavg", 4).success > 0.6
+    assert defended.success < 0.05
+    assert defended.accuracy > 0.85
 
 
 def test_clipping_does_not_stop_patient_attackers() -> None:
-    """Who stays within the norm and comes every round gets there."""
+    """A backdoor that stays within the norm limit succeeds after enough rounds."""
     world = digits_world(malicious=0.2)
-    fooled = outcome(world, Backdoor(), "norm-clipping", rounds=100, batch=8)
-    assert fooled.success > 0.8
-    assert fooled.accuracy > 0.8
+    result = outcome(world, Backdoor(), "norm-clipping", rounds=100, batch=8)
+    assert result.success > 0.8
+    assert result.accuracy > 0.8
 
 
 # PCA clustering
@@ -294,60 +296,67 @@ def test_clipping_does_not_stop_patient_attackers() -> None:
 
 def test_pca_clustering_stops_label_flips() -> None:
     world = digits_world(n_clients=20, malicious=0.3, q=0.1)
-    plain, saved = (
+    plain, defended = (
         outcome(world, LabelFlip(), name, rounds=8, batch=16, sampled=20, local_steps=5)
         for name in ("fedavg", "pca-clustering")
     )
-    assert saved.accuracy > plain.accuracy + 0.05
-    assert saved.liars_rejected > 0.9
-    assert saved.honest_rejected < 0.1
+    assert defended.accuracy > plain.accuracy + 0.05
+    assert defended.malicious_rejected > 0.9
+    assert defended.honest_rejected < 0.1
 
 
 def test_pca_clustering_takes_the_majority_for_honest() -> None:
     world = digits_world(n_clients=20, malicious=0.6, q=0.1, lr=0.05)
-    fooled = outcome(world, LabelFlip(1, 7), "pca-clustering", rounds=18, batch=16, sampled=20, local_steps=5)
-    assert fooled.success > 0.5
-    assert fooled.honest_rejected > fooled.liars_rejected + 0.3
+    result = outcome(world, LabelFlip(1, 7), "pca-clustering", rounds=18, batch=16, sampled=20, local_steps=5)
+    assert result.success > 0.5
+    assert result.honest_rejected > result.malicious_rejected + 0.3
 
 
-# The clients' side
+# Defenses in the clients' training
 
 
 def test_fl_wbc_makes_a_backdoor_fade() -> None:
-    """It does not keep the attack out; eighteen rounds later less of it is left than without."""
-    plain, saved = replaced("fedavg", 22), replaced("fl-wbc", 22, strength=0.4)
+    """The attack succeeds; eighteen rounds later less of it is left than without the defense."""
+    plain, defended = replace_model("fedavg", 22), replace_model("fl-wbc", 22, strength=0.4)
     assert plain.success > 0.4
-    assert saved.success < 0.25
-    assert saved.accuracy > 0.85
+    assert defended.success < 0.25
+    assert defended.accuracy > 0.85
 
 
 def test_fat_hardens_against_adversarial_images() -> None:
     world, adversary = digits_world(lr=0.2), AdversarialTraining(0.1)
-    start = trained(world, rounds=60, batch=8)
-    plain, saved = (
-        outcome(world, Attack(), name, rounds=100, batch=8, start=start, adversary=adversary, options=options).found
+    start = train_honestly(world, rounds=60, batch=8)
+    plain, defended = (
+        outcome(
+            world, Attack(), name, rounds=100, batch=8, start=start, adversary=adversary, options=options
+        ).evaluation
         for name, options in (("fedavg", None), ("fat", Options(steps=3)))
     )
     assert plain.adversarial_accuracy is not None
-    assert saved.adversarial_accuracy is not None
-    assert saved.adversarial_accuracy > plain.adversarial_accuracy + 0.08
+    assert defended.adversarial_accuracy is not None
+    assert defended.adversarial_accuracy > plain.adversarial_accuracy + 0.08
     assert plain.adversarial_accuracy < plain.accuracy - 0.3
-    assert saved.accuracy > 0.8
+    assert defended.accuracy > 0.8
 
 
 @pytest.mark.parametrize("name", ["fl-wbc", "fat"])
-def test_client_side_defenses_do_not_keep_liars_out(name: str) -> None:
+def test_client_side_defenses_do_not_stop_malicious_clients(name: str) -> None:
     options: Options = {"steps": 1} if name == "fat" else {}
-    fooled = outcome(digits_world(), InnerProduct(), name, rounds=30, batch=8, local_steps=2, options=options)
-    assert fooled.accuracy < 0.2
+    result = outcome(digits_world(), InnerProduct(), name, rounds=15, batch=8, local_steps=2, options=options)
+    assert result.accuracy < 0.2
 
 
 # Attacks: each against the mean, and against the rule it was made for
 
 
+def learning_rounds(name: str) -> int:
+    """How long honest clients need for most of what they can learn; Krum, which keeps one of them, needs longer."""
+    return 80 if name == "krum" else 60
+
+
 @cache
 def honest(name: str) -> float:
-    return outcome(digits_world(), Attack(), name, rounds=80, batch=8).accuracy
+    return outcome(digits_world(), Attack(), name, rounds=learning_rounds(name), batch=8).accuracy
 
 
 @pytest.mark.parametrize(
@@ -376,13 +385,13 @@ def honest(name: str) -> float:
     ids=lambda value: str(value)[:50],
 )
 def test_untargeted_attacks(attack: Attack, name: str, loss_of_accuracy: float) -> None:
-    attacked = outcome(digits_world(), attack, name, rounds=80, batch=8)
+    attacked = outcome(digits_world(), attack, name, rounds=learning_rounds(name), batch=8)
     assert attacked.accuracy < honest(name) - loss_of_accuracy
 
 
 @pytest.mark.parametrize("name", ["cosdefense", "multi-krum"])
 def test_adaptive_attackers_undo_what_was_learned(name: str) -> None:
-    """Twenty rounds are enough: they ask the defense thirty times in each of them."""
+    """Twenty rounds with thirty trials each are enough."""
     world, start = learned()
     attacked, honest = (
         outcome(world, attack, name, rounds=100, batch=8, start=start) for attack in (Adaptive(trials=30), Attack())
@@ -393,19 +402,21 @@ def test_adaptive_attackers_undo_what_was_learned(name: str) -> None:
 @cache
 def learned() -> tuple[World, Snapshot]:
     world = digits_world()
-    return world, trained(world, rounds=80, batch=8)
+    return world, train_honestly(world, rounds=80, batch=8)
 
 
-def test_krum_picks_the_rows_made_for_it() -> None:
-    """A noisier attack than the tailored one is never picked; the tailored one nearly always."""
-    tailored = outcome(digits_world(), KrumPoisoning(), "krum", rounds=30, batch=8)
-    assert tailored.liars_rejected < 0.15
-    assert outcome(digits_world(), SignFlip(5.0), "krum", rounds=30, batch=8).liars_rejected > 0.95
+def test_krum_selects_the_updates_tailored_to_it() -> None:
+    """Krum nearly always selects a tailored update, and hardly ever one of a sign flip."""
+    tailored = outcome(digits_world(), KrumPoisoning(), "krum", rounds=15, batch=8)
+    assert tailored.malicious_rejected < 0.15
+    assert outcome(digits_world(), SignFlip(5.0), "krum", rounds=15, batch=8).malicious_rejected > 0.95
 
 
-def test_backdoors_open_and_honest_images_notice_nothing() -> None:
+def test_backdoors_succeed_without_a_loss_of_accuracy() -> None:
     world = digits_world(malicious=0.2)
-    plain, attacked = (outcome(world, attack, "fedavg", rounds=100, batch=8).found for attack in (Attack(), Backdoor()))
+    plain, attacked = (
+        outcome(world, attack, "fedavg", rounds=100, batch=8).evaluation for attack in (Attack(), Backdoor())
+    )
     never = evaluate(
         world.task, world.task.initial(), load("digits").test_images, load("digits").test_labels, Backdoor(), 10
     )
