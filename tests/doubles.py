@@ -63,8 +63,8 @@ def weights_of(part: Filter, cohort: Cohort, state: State = None) -> list[float]
     return judgment.weights.to(torch.float64).tolist()
 
 
-def restored(state: State, part: Part) -> State:
-    """The state as it comes back from a file."""
+def save_and_load(state: State, part: Part) -> State:
+    """The state after it was saved and loaded."""
     structure, tensors = pack(state)
     return unpack(json.loads(json.dumps(structure)), {name: t.clone() for name, t in tensors.items()}, part.init())
 

@@ -9,7 +9,7 @@ import torch
 
 from cosdefense import Defense, get
 from cosdefense.aggregators import Mean, NormLimitedMean
-from doubles import restored, weights_only
+from doubles import save_and_load, weights_only
 
 
 def test_the_first_mean_is_taken_as_it_is() -> None:
@@ -40,7 +40,7 @@ def test_a_round_without_any_movement_is_forgotten() -> None:
     update, state = NormLimitedMean()(weights_only([[3, 4]]), state)
     assert update.tolist() == [3, 4]
     assert state == 5
-    assert restored(state, NormLimitedMean()) == state
+    assert save_and_load(state, NormLimitedMean()) == state
 
 
 def test_nonsense_is_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 from cosdefense import Cohort
 from cosdefense.attacks import Mimic
 from cosdefense.core import State, generator
-from doubles import cohort_of, restored
+from doubles import cohort_of, save_and_load
 from shapes import unchecked
 
 LIARS = torch.arange(8) >= 6
@@ -94,7 +94,7 @@ def test_the_memory_can_be_saved() -> None:
     attack = Mimic(warm_up=5)
     _, history, state = play(attack, 4)
     here, _ = attack.forge(history[0], LIARS, state)
-    there, _ = attack.forge(history[0], LIARS, restored(state, attack))  # type: ignore[arg-type]
+    there, _ = attack.forge(history[0], LIARS, save_and_load(state, attack))  # type: ignore[arg-type]
     assert torch.equal(here, there)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cosdefense.catalog.page import DIFFERENCES, page, table_1
+from cosdefense.catalog.page import DIFFERENCES, build_page, table_1
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
 from cosdefense.catalog.signatures import explanations_of, options_of, required_by
 from cosdefense.cli.kinds import Kind
@@ -32,7 +32,9 @@ PRINTED = {
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: cosdefense list --markdown > docs/catalog.md"
+    assert PAGE.read_text(encoding="utf-8") == build_page(), (
+        "write it again: cosdefense list --markdown > docs/catalog.md"
+    )
 
 
 def test_table_1_comes_out_as_printed() -> None:
@@ -60,7 +62,7 @@ def test_every_option_is_explained(target: Callable[..., object]) -> None:
 
 
 def test_every_part_and_preset_is_on_the_page() -> None:
-    text = page()
+    text = build_page()
     for name in (*FILTERS, *AGGREGATORS, *HOOKS, *ATTACKS):
         assert f"### `{name}`" in text
     for name in PRESETS:
@@ -68,13 +70,13 @@ def test_every_part_and_preset_is_on_the_page() -> None:
 
 
 def test_lines_are_short() -> None:
-    for line in page().splitlines():
+    for line in build_page().splitlines():
         assert len(line) <= 100 or line.startswith("|"), line
 
 
 def test_web_addresses_are_well_formed() -> None:
     """A link that ends in punctuation, or is not closed, leads nowhere."""
-    text = page()
+    text = build_page()
     links = re.findall(r"<(http[^>]*)>", text)
     assert len(links) >= 20
     assert text.count("http") == len(links)  # every address is a link

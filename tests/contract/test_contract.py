@@ -111,7 +111,7 @@ def test_attacks(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_recipes(name: str) -> None:
+def test_presets(name: str) -> None:
     check_defense(PRESETS[name]())
 
 

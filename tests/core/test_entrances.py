@@ -87,7 +87,7 @@ def test_apply_changes_nothing_that_it_is_given(server: nn.Module, trained: list
     result, _, _ = presets.factions().apply(start, clients)
     for name in start:
         assert torch.equal(start[name], before[0][name])
-        result[name].zero_()  # has memory of its own
+        result[name].zero_()  # shares no memory
         assert torch.equal(start[name], before[0][name])
         assert all(torch.equal(now[name], then[name]) for now, then in zip(clients, before[1], strict=True))
 

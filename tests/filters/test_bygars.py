@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean
 from cosdefense.filters import ByGARS, ByGARSPlusPlus
-from doubles import Server, always, cohort_of, restored, slow_cosine, weights_of
+from doubles import Server, always, cohort_of, save_and_load, slow_cosine, weights_of
 
 numbers = st.integers(-20, 20).map(float)
 pairs = st.lists(numbers, min_size=2, max_size=2)
@@ -216,7 +216,7 @@ def test_a_saved_state_gives_the_same_verdict() -> None:
         rows = torch.randn(6, 2, generator=rng).tolist()
         _, state = part(cohort_of(rows, [number + i for i in range(6)], trusted_data=server), state)
     cohort = cohort_of(torch.randn(6, 2, generator=rng).tolist(), list(range(6)), trusted_data=server)
-    one, other = (part(cohort, memory)[0] for memory in (state, restored(state, part)))
+    one, other = (part(cohort, memory)[0] for memory in (state, save_and_load(state, part)))
     assert torch.equal(one.weights, other.weights)
     assert one.updates is not None
     assert other.updates is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean
 from cosdefense.filters import FoolsGold
-from doubles import cohort_of, restored, slow_cosine, weights_of
+from doubles import cohort_of, save_and_load, slow_cosine, weights_of
 
 FRESH = FoolsGold().init()
 
@@ -163,7 +163,7 @@ def test_a_saved_state_gives_the_same_verdict() -> None:
         rows = torch.randn(6, 2, generator=rng).tolist()
         _, state = part(cohort_of(rows, [number + i for i in range(6)]), state)
     cohort = cohort_of(torch.randn(6, 2, generator=rng).tolist(), list(range(6)))
-    one, other = (part(cohort, memory)[0] for memory in (state, restored(state, part)))
+    one, other = (part(cohort, memory)[0] for memory in (state, save_and_load(state, part)))
     assert torch.equal(one.weights, other.weights)
     assert torch.equal(one.scores, other.scores)
     assert one.weights.tolist() != weights_of(part, cohort, part.init())  # there was something to remember

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosdefense.filters import NearDuplicates
-from doubles import cohort_of, restored, slow_cosine, weights_of, weights_only
+from doubles import cohort_of, save_and_load, slow_cosine, weights_of, weights_only
 
 
 def test_the_same_counts_once() -> None:
@@ -70,7 +70,7 @@ def test_like_a_slow_twin(seed: int, n: int, past: float | None) -> None:
 def test_what_it_remembers_can_be_saved() -> None:
     part = NearDuplicates()
     _, state = part(cohort_of([[1, 0], [1, 1], [0, 2]]), part.init())
-    assert restored(state, part) == state
+    assert save_and_load(state, part) == state
 
 
 def test_a_decay_is_a_share() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from cosdefense import Cohort, Layout
 from cosdefense.filters import NormLimit
-from doubles import restored, weights_only
+from doubles import save_and_load, weights_only
 
 
 def test_the_first_round_knows_its_median_only() -> None:
@@ -78,7 +78,7 @@ def test_buffers_shrink_along_but_have_no_length() -> None:
 def test_what_it_remembers_can_be_saved() -> None:
     part = NormLimit()
     _, state = part(weights_only([[1, 0], [0, 2]]), part.init())
-    assert restored(state, part) == state
+    assert save_and_load(state, part) == state
 
 
 @pytest.mark.parametrize("max_ratio", [0.5, float("nan"), float("inf")])

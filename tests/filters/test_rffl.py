@@ -13,7 +13,7 @@ from cosdefense import Cohort, Defense
 from cosdefense.aggregators import Mean
 from cosdefense.core import State
 from cosdefense.filters import RFFL
-from doubles import cohort_of, restored, slow_cosine, weights_of
+from doubles import cohort_of, save_and_load, slow_cosine, weights_of
 
 LIAR = [[1, 0], [1, 0], [-1, 0]]  # the third goes the other way
 
@@ -226,7 +226,7 @@ def test_a_saved_state_gives_the_same_verdict() -> None:
         rows = torch.randn(6, 2, generator=rng).tolist()
         _, state = part(cohort_of(rows, [number + i for i in range(6)]), state)
     cohort = cohort_of(torch.randn(6, 2, generator=rng).tolist(), list(range(6)))
-    one, other = (part(cohort, memory) for memory in (state, restored(state, part)))
+    one, other = (part(cohort, memory) for memory in (state, save_and_load(state, part)))
     assert torch.equal(one[0].weights, other[0].weights)
     assert torch.equal(one[1].rows, other[1].rows)
     assert bool((one[0].weights == 0).any())  # somebody had been removed

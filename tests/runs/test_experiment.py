@@ -193,7 +193,7 @@ MISTAKES = [
     ("[[defenses]]\nname = ':x'", "defense ':x' cannot be imported"),
     ("[[defenses]]\nname = '..x:y'", "defense '..x:y' cannot be imported"),
     ("[[defenses]]\nname = 'math:pi'", "defense 'math:pi' must be a class or a function, got float"),
-    ("[[defenses]]\nname = 3", "defense.name must be a text, got 3"),
+    ("[[defenses]]\nname = 3", "defense.name must be a string, got 3"),
     ("[[defenses]]\nname = 'krum'\nlabel = 'a'\n[[defenses]]\nname = 'krum'\nlabel = 'b'", "'a' and 'b' are the same"),
     ("[model]\nname = 'torch.nn:Linear'", "model torch.nn:Linear must take shape and n_classes, got in_features"),
     ("data = 3", "data must be a table, got 3"),

@@ -21,7 +21,7 @@ from cosdefense.training.executor import train_clients
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import resnet18
 from cosdefense.training.task import Task
-from doubles import restored
+from doubles import save_and_load
 from worlds import digits_world
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -92,7 +92,7 @@ def test_watching_it_accepts_everybody_and_then_judges_as_cosdefense(authors: Mo
     state = traced.init()
     accepted = []
     for _ in range(4):
-        judgment, state = traced(cohort, restored(state, traced))
+        judgment, state = traced(cohort, save_and_load(state, traced))
         assert judgment.scores.tolist() == pytest.approx([1.0, 0.8, 0.0, 0.6])
         accepted.append(judgment.weights.tolist())
     assert accepted == [[1, 1, 1, 1]] * 2 + [[False, False, True, False]] * 2

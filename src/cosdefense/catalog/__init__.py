@@ -1,1 +1,1 @@
-"""Every part by name: build it from a table, describe it as one, list what there is."""
+"""Every part by name, the presets, checks of options, and the catalog page."""

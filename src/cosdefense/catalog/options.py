@@ -1,4 +1,4 @@
-"""Settings from a file: checked against the type hints of what they configure, one clear line per mistake."""
+"""Checks options from a file against the type hints of what they configure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
-    """A user's mistake in a setting: names the key, what was needed and what was found."""
+    """A mistake in a user's settings. The message names the key, what was needed and what was given."""
 
 
 def unknown_name_error(what: str, name: object, known: Iterable[str]) -> ConfigError:
-    """An error that offers the near match."""
+    """An error that suggests the nearest known name."""
     known = sorted(known)
     near = get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
@@ -26,7 +26,7 @@ def unknown_name_error(what: str, name: object, known: Iterable[str]) -> ConfigE
 def check_options(
     target: Callable[..., Any], given: Mapping[str, Any], where: str, reserved: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """`given` as keyword arguments for `target`, coerced to its type hints. `reserved` are not the user's to set."""
+    """`given` as keyword arguments for `target`, coerced to its type hints. Users cannot set what is `reserved`."""
     hints = _hints(target)
     known = [name for name in inspect.signature(target).parameters if name not in reserved]
     for key in given:
@@ -43,14 +43,14 @@ def check_options(
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     if not inspect.isclass(target):
         return get_type_hints(target)
-    # A field's hint means what it means in the module of the class that has it, which may be another one's base.
+    # Hints are resolved in the module of the class that declares the field, which may be a base class elsewhere.
     if is_dataclass(target) and set(inspect.signature(target).parameters) <= {field.name for field in fields(target)}:
         return get_type_hints(target)
     return get_type_hints(target.__init__)
 
 
 def call(target: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:
-    """`target(**given)`, with every way it can go wrong turned into one line."""
+    """`target(**given)`, where every mistake becomes a ConfigError."""
     options = check_options(target, given, where)
     missing = [
         name
@@ -104,5 +104,5 @@ def _first_that_fits(value: Any, kinds: list[Any], where: str) -> Any:
 
 
 def _type_name(kind: type) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
     return "a table" if issubclass(kind, Mapping) else names.get(kind, kind.__name__)

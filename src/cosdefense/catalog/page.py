@@ -42,9 +42,9 @@ number of clients in the round. Options have the same names in experiment files 
 """
 
 
-def page() -> str:
+def build_page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_wrap([*_defenses(), *_table_1(), *_parts()])]) + "\n"
+    return "\n".join([HEAD, *_wrap([*_describe_defenses(), *_describe_table_1(), *_describe_parts()])]) + "\n"
 
 
 def table_1() -> dict[str, tuple[bool, ...]]:
@@ -56,29 +56,31 @@ def table_1() -> dict[str, tuple[bool, ...]]:
     }
 
 
-def _defenses() -> Iterator[str]:
+def _describe_defenses() -> Iterator[str]:
     yield "## Defenses by name\n"
     yield _row(["name", "what it does", "made of", *(f"needs {need}" for need in Need)])
     yield _row(["---"] * (3 + len(Need)))
     for name, make in PRESETS.items():
         defense = make()
-        yield _row([f"`{name}`", first_line(make), _made_of(defense), *_marks(need in defense.needs for need in Need)])
+        yield _row(
+            [f"`{name}`", first_line(make), _name_parts(defense), *_marks(need in defense.needs for need in Need)]
+        )
     yield ""
     yield "Their options:\n"
     for name, make in PRESETS.items():
         if options_of(make):
             yield f"* `{name}`"
-            yield from (f"  {line}" for line in _options(make))
+            yield from (f"  {line}" for line in _list_options(make))
     yield ""
 
 
-def _made_of(defense: Defense) -> str:
+def _name_parts(defense: Defense) -> str:
     table = describe(defense)
     parts = [*table["filters"], table["aggregator"], *table.get("hooks", ())]
     return " + ".join(f"`{part['name']}`" for part in parts)
 
 
-def _table_1() -> Iterator[str]:
+def _describe_table_1() -> Iterator[str]:
     yield "## Table 1 of the CosDefense paper, from the code\n"
     headings = ("client sampling", "server data", "number of attackers", "scores kept per client")
     yield _row(["", "here", *headings])
@@ -90,7 +92,7 @@ def _table_1() -> Iterator[str]:
     yield ""
 
 
-def _parts() -> Iterator[str]:
+def _describe_parts() -> Iterator[str]:
     kinds: Mapping[str, Mapping[str, type]] = {
         "Filters": FILTERS,
         "Aggregators": AGGREGATORS,
@@ -100,10 +102,10 @@ def _parts() -> Iterator[str]:
     for title, parts in kinds.items():
         yield f"## {title}\n"
         for name, kind in parts.items():
-            yield from _part(name, kind)
+            yield from _describe_part(name, kind)
 
 
-def _part(name: str, kind: type) -> Iterator[str]:
+def _describe_part(name: str, kind: type) -> Iterator[str]:
     about, _, rest = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n")
     yield f"### `{name}` · {kind.__name__}\n"
     yield f"{about}\n"
@@ -111,12 +113,12 @@ def _part(name: str, kind: type) -> Iterator[str]:
     needs = sorted(needs_of(kind)) if hasattr(kind, "needs") else []
     if needs:
         yield f"Needs: {', '.join(needs)}.\n"
-    yield from _options(kind)
+    yield from _list_options(kind)
     yield ""
     yield from (f"{paragraph}\n" for paragraph in _paragraphs(rest))
 
 
-def _options(target: Any) -> Iterator[str]:
+def _list_options(target: Any) -> Iterator[str]:
     explained = explanations_of(target)
     for option in required_by(target):
         yield f"* `{option}` (required): {explained.get(option, '')}"

@@ -1,6 +1,6 @@
-"""Every part by name, so that a file can name it: build a part from a table, describe it as one again.
+"""Every part by name: build a part from a table of options, and describe a part as such a table.
 
-A name with a colon, "package.module:Class", reaches parts that live outside this package.
+A name with a colon, "package.module:Class", imports a part from another package.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def get(name: str, **options: Any) -> Defense:
 
 
 def build_defense(table: Mapping[str, Any]) -> Defense:
-    """A defense from `{name = "krum"}`, or spelled out: `{filters = [{name = "clip"}], aggregator = {name = …}}`.
+    """A defense by name, `{name = "krum"}`, or by its parts, `{filters = [{name = "clip"}], aggregator = {name = …}}`.
 
-    Spelled out it may also have `hooks`, which honest clients run.
+    A defense by its parts may also have `hooks`, which honest clients run.
     """
     if "name" in table:
         return build(PRESETS, table, Defense)
@@ -117,7 +117,7 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
 def build_attack(table: Mapping[str, Any]) -> Attack:
     """An attack from `{name = "inner-product", epsilon = 5.0}`.
 
-    One that is given a defense gets it by name, or as a table: `{name = "adaptive", defense = "krum"}`.
+    An option that is a defense is given by name or as a table: `{name = "adaptive", defense = "krum"}`.
     """
     given = dict(coerce(table, Mapping, "attack"))
     defense = given.get("defense")
@@ -129,7 +129,7 @@ def build_attack(table: Mapping[str, Any]) -> Attack:
 
 
 def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:
-    """The table that builds this very part, every option written out."""
+    """The table that builds this part, with every option."""
     if isinstance(part, Defense):
         table = {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
         return table | ({"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {})
@@ -137,7 +137,7 @@ def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[
 
 
 def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
-    """The table for a dataclass that `known` has a name for, or else its import path."""
+    """The table for a dataclass, by its name in `known` or else by its import path."""
     kind = type(part)
     name = next((name for name, entry in known.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
     options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
@@ -145,38 +145,38 @@ def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """An option as a file keeps it: TOML has no null, and a defense is a table of its own."""
+    """An option as a file keeps it: TOML has no null, and a defense becomes a table."""
     if isinstance(value, Defense):
         return describe(value)
     return "none" if value is None else value
 
 
 def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
-    """The entry of that name, or whatever "package.module:Class" imports."""
+    """The entry of that name, or the class or function that "package.module:Class" names."""
     if not isinstance(name, str):
-        raise ConfigError(f"{kind}.name must be a text, got {name!r}")
+        raise ConfigError(f"{kind}.name must be a string, got {name!r}")
     if ":" not in name:
         if name not in table:
             raise unknown_name_error(kind, name, table)
         return table[name]
     module, _, attribute = name.partition(":")
     try:
-        found: T = getattr(import_module(module), attribute)
+        entry: T = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{kind} {name!r} must be a class or a function, got {type(found).__name__}")
-    return found
+    if not callable(entry):
+        raise ConfigError(f"{kind} {name!r} must be a class or a function, got {type(entry).__name__}")
+    return entry
 
 
 def _composition(
     filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any], hooks: tuple[dict[str, Any], ...]
 ) -> None:
-    """The keys of a defense that is spelled out; only its signature is used."""
+    """The keys of a defense by its parts; only the signature is used."""
 
 
 def build(known: Mapping[str, Callable[..., T]], table: object, needed: type[T], where: str = "") -> T:
-    """What the table names, called with the rest of the table. `where` is the key it stands under, if not its kind."""
+    """Build the part that the table names, with the table's options. `where` is the table's key, if not its kind."""
     kind = needed.__name__.lower()
     options: dict[str, Any] = dict(coerce(table, Mapping, where or kind))
     if "name" not in options:

@@ -1,4 +1,4 @@
-"""What a part's class says about itself: its summary, options, defaults and needs."""
+"""Reads a part's summary, options, defaults and needs from its class."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def list_parts(
     from . import listing
 
     if markdown:
-        console.print_text(catalog_page.page())
+        console.print_text(catalog_page.build_page())
         return
     kinds = [kind] if kind else list(Kind)
     if as_json:

@@ -26,7 +26,7 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, Mapping):
             return {"items": [[_plain_key(key), walk(item)] for key, item in value.items()]}
         raise TypeError(
-            f"a state holds numbers, texts, tensors, tuples, dicts and dataclasses, got {type(value).__name__}"
+            f"a state holds numbers, strings, tensors, tuples, dicts and dataclasses, got {type(value).__name__}"
         )
 
     return walk(state), tensors
@@ -34,7 +34,7 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def _plain_key(key: Any) -> str | int:
     if not isinstance(key, str | int):
-        raise TypeError(f"a state's dicts are keyed by texts or numbers, got {type(key).__name__}")
+        raise TypeError(f"a state's dicts are keyed by strings or whole numbers, got {type(key).__name__}")
     return key
 
 

@@ -1,12 +1,4 @@
-"""The contract of every part, as checks anyone can run on a part of their own.
-
-    from cosdefense.testing import check_filter
-
-    def test_mine() -> None:
-        check_filter(MyFilter())
-
-Each check raises an AssertionError that says which promise was broken.
-"""
+"""The contract of every part: see `cosdefense.testing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract is tried on: a small network, cohorts of all sizes and scales, clean data at a server."""
+"""Inputs for the contract: a small network, cohorts of all sizes and scales, clean data at a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCALES = (1e-8, 1.0, 1e8)
 SIZES = (1, 2, 3, 5, 10, 11, 23)
 HALF_DTYPES, HALF_SIZES = (torch.bfloat16, torch.float16), (1, 3, 11)
 
-# A small network with BatchNorm: weights, buffers that never vote, and a head.
+# A small network with BatchNorm: weights, buffers, and a head.
 LAYOUT = Layout(
     (
         ("features.weight", (4, 3)),
@@ -32,7 +32,7 @@ LAYOUT = Layout(
 
 @dataclass(frozen=True)
 class ExampleTrustedData(TrustedData):
-    """Clean data for the small network: a little of its own, the same everywhere, and of every client."""
+    """Clean data for the small network: the server's, and a sample of every client's."""
 
     scale: float = 1.0  # of its updates, as those of the cohort
 
@@ -47,7 +47,7 @@ class ExampleTrustedData(TrustedData):
         return logits, torch.arange(20, device=params.device) % 3
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
-        # Nearly the same for all, so that identical clients should be judged alike.
+        # Nearly the same for all, so that identical clients should get equal weights.
         lengths = self.scale * (1 + 1e-3 * (clients % 7).to(params.dtype))
         return lengths[:, None] * _draw(seed, LAYOUT.size, params)
 
@@ -73,10 +73,10 @@ def cohorts(device: str, *, half_precision: bool = False) -> Iterator[Cohort]:
             updates.to(device), params.to(device), LAYOUT, clients, seed=number, trusted_data=ExampleTrustedData(scale)
         )
         yield cohort
-        if scale == 1.0 and n >= 10:  # and one client that sends absurd numbers
-            absurd = min(1e30, torch.finfo(dtype).max)
+        if scale == 1.0 and n >= 10:  # the same cohort with one client that sends huge numbers
+            huge = min(1e30, torch.finfo(dtype).max)
             yield replace(
-                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], absurd, cohort.updates)
+                cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], huge, cohort.updates)
             )
 
 
