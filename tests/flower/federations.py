@@ -40,7 +40,7 @@ def record(arrays: Arrays) -> ArrayRecord:
 
 
 def trained(start: Arrays, node: int, server_round: int = 1, size: float = 0.01) -> dict[str, NDArray]:
-    """The model of an honest client: a common direction plus noise of its own."""
+    """The model of an honest client: a step in a common direction, plus noise."""
     own = np.random.default_rng([node % 2**32, server_round])
     common = np.random.default_rng([7, server_round])
     moved: dict[str, NDArray] = {}

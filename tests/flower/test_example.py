@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefen
 from certificates import make_certificates, make_node_key
 from loopback import COMMANDS, Loopback
 
-from cosdefense.runs.records import RunRecord, read_run
+from cosdefense.runs.records import RoundRecord, RunRecord, read_run
 
 if not (COMMANDS / "flower-superlink").exists():
     pytest.skip("flower-superlink is not installed beside this Python", allow_module_level=True)
@@ -31,32 +32,11 @@ APP = Path(__file__).parents[2] / "examples" / "flower"
 STEPS = Path(__file__).parent / "steps_app"
 MALICIOUS = ("malicious-0", "malicious-1")
 HONEST = tuple(f"honest-{i}" for i in range(5))
-SILENT = ("silent-0",)
-N_PARTITIONS = len(MALICIOUS + HONEST)
 TIMEOUT = 600.0  # seconds; on an idle computer nothing here takes more than half a minute
-
-
-def start_nodes(federation: Loopback, names: tuple[str, ...], **config: str | bool) -> None:
-    for name in names:
-        partition = (MALICIOUS + HONEST + SILENT).index(name) % N_PARTITIONS
-        federation.start_supernode(name, {"partition-id": partition, "num-partitions": N_PARTITIONS, **config})
 
 
 def wait_for_nodes(federation: Loopback, names: tuple[str, ...]) -> None:
     federation.wait_for(lambda: all(map(federation.get_node_id, names)), "starting SuperNodes", TIMEOUT)
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    """Seven nodes, two of them malicious. One federation for several tests: starting it takes longer than a test."""
-    folder = tmp_path_factory.mktemp("federation")
-    with Loopback(folder) as running:
-        running.start_superlink()
-        start_nodes(running, MALICIOUS, attack="inner-product")
-        start_nodes(running, HONEST)
-        wait_for_nodes(running, MALICIOUS + HONEST)
-        yield running
-    assert not find_processes(folder)
 
 
 def find_processes(folder: Path) -> list[str]:
@@ -75,15 +55,27 @@ def find_processes(folder: Path) -> list[str]:
     return running
 
 
-def count_rounds(folder: Path) -> int:
-    return len(read_run(folder).rounds) if (folder / "records.jsonl").exists() else 0
+def get_reasons(federation: Loopback, names: tuple[str, ...], line: RoundRecord) -> dict[str, str | None]:
+    """Why the reply of each sampled node was rejected in a round; None: it counted."""
+    ids = {federation.get_node_id(name): name for name in names}
+    return {ids[client]: reason for client, reason in zip(line.clients, line.reasons, strict=True)}
 
 
-def get_reasons(federation: Loopback, run: RunRecord, number: int) -> dict[str, str | None]:
-    """Why the reply of each node was rejected in a round; None: it counted."""
-    names = {federation.get_node_id(name): name for name in MALICIOUS + HONEST + SILENT}
-    line = run.rounds[number]
-    return {names[client]: reason for client, reason in zip(line.clients, line.reasons, strict=True)}
+# ---- the example: malicious nodes, and a SuperLink that is killed
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """Seven nodes, two of them malicious."""
+    folder, names = tmp_path_factory.mktemp("federation"), MALICIOUS + HONEST
+    with Loopback(folder) as running:
+        running.start_superlink()
+        for number, name in enumerate(names):
+            config = {"partition-id": number, "num-partitions": len(names)}
+            running.start_supernode(name, {**config, "attack": "inner-product"} if name in MALICIOUS else config)
+        wait_for_nodes(running, names)
+        yield running
+    assert not find_processes(folder)
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +83,11 @@ def interrupted(federation: Loopback, tmp_path_factory: pytest.TempPathFactory) 
     """The folder of a run of two rounds, and its records after the first, when the SuperLink was killed.
 
     The quorum is all nodes. If an honest reply were missing, Multi-Krum would expect fewer malicious replies than there
-    are, and accept one of them. The deadline is long because only nodes that never reply would make a round last.
+    are, and accept one of them. The deadline is long because no node is silent: rounds end when all have replied.
     """
-    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    folder, n_nodes = tmp_path_factory.mktemp("interrupted") / "run", len(MALICIOUS + HONEST)
     settings: dict[str, str | int | float | bool] = {
-        "num_server_rounds": 2, "min_nodes": N_PARTITIONS, "quorum": N_PARTITIONS, "deadline": TIMEOUT,
+        "num_server_rounds": 2, "min_nodes": n_nodes, "quorum": n_nodes, "deadline": TIMEOUT,
         "checkpoint_dir": str(folder),
     }  # fmt: skip
     federation.submit(APP, **settings)
@@ -111,12 +103,12 @@ def test_malicious_nodes_are_rejected_and_the_model_learns(
     federation: Loopback, interrupted: tuple[Path, RunRecord]
 ) -> None:
     folder, _ = interrupted
-    run = read_run(folder)
-    for number in range(2):
-        reasons = get_reasons(federation, run, number)
+    rounds = read_run(folder).rounds
+    for line in rounds:
+        reasons = get_reasons(federation, MALICIOUS + HONEST, line)
         assert reasons == {**dict.fromkeys(MALICIOUS, "defense"), **dict.fromkeys(HONEST)}
-    assert run.rounds[-1].accuracy is not None
-    assert run.rounds[-1].accuracy > 0.6
+    assert rounds[-1].accuracy is not None
+    assert rounds[-1].accuracy > 0.6
     subprocess.run([sys.executable, "-m", "cosdefense", "report", folder], check=True, capture_output=True)
     assert (folder / "report.html").exists()
 
@@ -131,29 +123,10 @@ def test_a_killed_superlink_resumes_after_the_last_round(interrupted: tuple[Path
     assert rounds[1].skipped is None
 
 
-@pytest.mark.usefixtures("interrupted")  # before this test kills a node
-def test_silent_and_killed_nodes_do_not_stop_the_others(federation: Loopback, tmp_path: Path) -> None:
-    """One node never replies, another is killed: every round ends at its deadline and counts the others."""
-    rehearsal, folder = tmp_path / "rehearsal", tmp_path / "run"
-    federation.wait_for_run(federation.submit(STEPS, num_server_rounds=2, checkpoint_dir=str(rehearsal)), TIMEOUT)
-    # Twice what a round takes on this computer. Nodes install the app in the first round, so the second is measured.
-    deadline = max(5.0, 2 * read_run(rehearsal).rounds[1].seconds["train"])
-    start_nodes(federation, SILENT, silent=True)
-    wait_for_nodes(federation, SILENT)
-    victim, others = HONEST[-1], (*MALICIOUS, *HONEST[:-1])
-    run = federation.submit(STEPS, num_server_rounds=4, checkpoint_dir=str(folder), deadline=deadline)
-    federation.wait_for(lambda: count_rounds(folder) >= 1, "the first round", TIMEOUT)
-    federation.stop(victim, signal.SIGKILL)
-    federation.wait_for_run(run, 20 * deadline + TIMEOUT)
-    record = read_run(folder)
-    assert [line.round for line in record.rounds] == [0, 1, 2, 3]
-    assert sum(line.skipped is None for line in record.rounds) >= 3  # four, unless the computer is suddenly busier
-    reasons = [get_reasons(federation, record, number) for number in range(4)]
-    assert all(nodes.get(name, "not sampled") for nodes in reasons for name in SILENT)
-    assert all(nodes.get(victim, "not sampled") for nodes in reasons[2:])
-    assert all(any(nodes.get(name, "not sampled") is None for nodes in reasons) for name in others)
+# ---- a small federation with TLS: refused, silent and killed nodes
 
-
+NODES, SILENT = ("node-0", "node-1", "node-2"), "silent"
+RECEIVED = "Receiving: train message"  # in the log of a node
 REFUSED = {  # what the log of each says
     "wrong authority": "CERTIFICATE_VERIFY_FAILED",
     "plaintext": "Connection attempt failed",
@@ -162,28 +135,65 @@ REFUSED = {  # what the log of each says
 }
 
 
-def test_tls_and_node_authentication(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class SecureFederation:
+    running: Loopback
+    first_run: RunRecord
+    silent_key: Path
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureFederation]:
+    """Three registered nodes and four that must be refused, after a run of two rounds."""
+    folder = tmp_path_factory.mktemp("secure")
+    own, foreign = make_certificates(folder / "own"), make_certificates(folder / "foreign")
+    keys = {name: make_node_key(folder / name) for name in (*NODES, SILENT, "unregistered")}
+    with Loopback(folder / "federation", own) as running:
+        running.start_superlink()
+        for name in (*NODES, SILENT):
+            running.register(keys[name])
+        for number, name in enumerate(NODES):
+            running.start_supernode(name, {"partition-id": number}, key=keys[name])
+        config = {"partition-id": 0}
+        running.start_supernode("wrong authority", config, key=keys["node-0"], ca=foreign.ca)
+        running.start_supernode("plaintext", config, insecure=True)
+        running.start_supernode("unregistered", config, key=keys["unregistered"])
+        running.start_supernode("without a key", config)
+        wait_for_nodes(running, NODES)
+        run = running.submit(
+            STEPS, num_server_rounds=2, min_nodes=3, deadline=TIMEOUT, checkpoint_dir=str(folder / "first")
+        )
+        running.wait_for_run(run, TIMEOUT)
+        yield SecureFederation(running, read_run(folder / "first"), keys[SILENT])
+    assert not find_processes(folder / "federation")
+
+
+def test_tls_and_node_authentication(secure: SecureFederation) -> None:
     """Only nodes with the right authority and a registered key can connect."""
-    own, foreign = make_certificates(tmp_path / "own"), make_certificates(tmp_path / "foreign")
-    keys = [make_node_key(tmp_path / f"key-{i}") for i in range(3)]
-    names, folder = ("node-0", "node-1"), tmp_path / "run"
-    config = {"partition-id": 0, "num-partitions": 2}
-    with Loopback(tmp_path / "federation", own) as federation:
-        federation.start_superlink()
-        for number, name in enumerate(names):
-            federation.register(keys[number])
-            federation.start_supernode(name, {**config, "partition-id": number}, key=keys[number])
-        federation.start_supernode("wrong authority", config, key=keys[0], ca=foreign.ca)
-        federation.start_supernode("plaintext", config, insecure=True)
-        federation.start_supernode("unregistered", config, key=keys[2])
-        federation.start_supernode("without a key", config)
-        wait_for_nodes(federation, names)
-        run = federation.submit(STEPS, num_server_rounds=1, min_nodes=2, checkpoint_dir=str(folder))
-        federation.wait_for_run(run, TIMEOUT)
-        (line,) = read_run(folder).rounds
-        assert set(line.clients) == {federation.get_node_id(name) for name in names}
-        assert line.weights == (1.0, 1.0)
-        for name, text in REFUSED.items():
-            federation.wait_for(lambda name=name, text=text: text in federation.read_log(name), name, TIMEOUT)  # type: ignore[misc]
-            assert federation.get_node_id(name) is None, federation.read_log(name)
-    assert not find_processes(tmp_path / "federation")
+    running = secure.running
+    for line in secure.first_run.rounds:
+        assert set(line.clients) == {running.get_node_id(name) for name in NODES}
+        assert line.weights == (1.0, 1.0, 1.0)
+    for name, text in REFUSED.items():
+        running.wait_for(lambda name=name, text=text: text in running.read_log(name), name, TIMEOUT)  # type: ignore[misc]
+        assert running.get_node_id(name) is None, running.read_log(name)
+
+
+def test_silent_and_killed_nodes_do_not_stop_the_others(secure: SecureFederation, tmp_path: Path) -> None:
+    """One node never replies, another is killed in a round: rounds end at their deadline and count the others."""
+    running, victim, others = secure.running, NODES[-1], NODES[:-1]
+    # Three times what a round takes on this computer. The first round is longer, because nodes install the app.
+    deadline = max(6.0, 3 * secure.first_run.rounds[1].seconds["train"])
+    running.start_supernode(SILENT, {"partition-id": 3, "silent": True}, key=secure.silent_key)
+    wait_for_nodes(running, (SILENT,))
+    n_messages = running.read_log(victim).count(RECEIVED)
+    run = running.submit(STEPS, num_server_rounds=2, min_nodes=2, deadline=deadline, checkpoint_dir=str(tmp_path))
+    running.wait_for(lambda: running.read_log(victim).count(RECEIVED) > n_messages, "the first message", TIMEOUT)
+    running.stop(victim, signal.SIGKILL)
+    running.wait_for_run(run, 10 * deadline + TIMEOUT)
+    rounds = read_run(tmp_path).rounds
+    assert [line.skipped for line in rounds] == [None, None]
+    reasons = [get_reasons(running, (*NODES, SILENT), line) for line in rounds]
+    assert all(nodes.get(SILENT, "not sampled") for nodes in reasons)
+    assert reasons[1].get(victim, "not sampled")  # in the first round it may have replied before it was killed
+    assert all(nodes[name] is None for nodes in reasons for name in others)
