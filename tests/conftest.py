@@ -29,6 +29,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)
 
 
+if not importlib.util.find_spec("flwr"):
+    collect_ignore = ["flower"]
+
+
+def pytest_report_header() -> str | None:
+    return None if importlib.util.find_spec("flwr") else "flwr is not installed: tests/flower is left out"
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the real datasets, or a skip that says why."""

@@ -80,7 +80,8 @@ def test_an_unknown_name_is_met_with_the_near_one(function: object) -> None:
 
 @pytest.mark.slow
 def test_importing_pulls_in_nothing_heavy() -> None:
-    script = "import sys, cosdefense.data; print(*sorted({'sklearn', 'PIL', 'rich', 'typer', 'pooch', 'requests'} & {*sys.modules}))"
+    heavy = {"sklearn", "PIL", "rich", "typer", "pooch", "requests"}
+    script = f"import sys, cosdefense.data; print(*sorted({heavy} & {{*sys.modules}}))"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert answer.stdout.split() == []
 
