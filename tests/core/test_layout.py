@@ -103,7 +103,7 @@ def test_the_head_is_right_or_asked_for(parts: dict[str, nn.Module], head: str |
     assert layout.head == head
     assert Layout.of(model.state_dict()).head == head
     if head is None:
-        with pytest.raises(UnknownLayer, match=r"classifier's weight matrix.*pass head=\.\.\., one of \["):
+        with pytest.raises(UnknownLayer, match=r"classifier's weight matrix.*pass head=\.\.\. .*, one of \["):
             Layout.of(model).require_head()
         for name, shape in layout.shapes:
             assert len(shape) < 2 or Layout.of(model, head=name).require_head() == name

@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 from malformed import TARGET, honest_body
 from strategies import NODES, STRATEGIES
 
-from cosdefense import Cohort, Filter, Judgment, MissingTrustedData
-from cosdefense.filters import Clip, FLTrust, FoolsGold
+from cosdefense import Cohort, Filter, Judgment, MissingTrustedData, UnknownLayer
+from cosdefense.filters import Clip, CosDefense, FLTrust, FoolsGold
 from cosdefense.flower import Defended
 from cosdefense.flower.strategy_state import pack_strategy
 
@@ -105,6 +105,20 @@ def test_a_defense_without_its_trusted_data_ends_the_run() -> None:
     defended = Defended(STRATEGIES["FedAvg"](), FLTrust())
     with pytest.raises(MissingTrustedData):
         defended.aggregate_train(1, replies_with(send_round(defended, model()), {}))
+
+
+def test_a_defense_that_does_not_know_the_head_ends_the_run() -> None:
+    """The classifier is registered first: which matrix it is must be said, and then the round works."""
+    start = {"classifier.weight": np.ones((3, 4), np.float32), "body.weight": np.ones((4, 6), np.float32)}
+    for head in (None, "classifier.weight"):
+        defended = Defended(STRATEGIES["FedAvg"](), CosDefense(), head=head)
+        messages = send_round(defended, start)
+        replies = replies_with(messages, {})
+        if head is None:
+            with pytest.raises(UnknownLayer, match=r"pass head=.*'classifier.weight'"):
+                defended.aggregate_train(1, replies)
+        else:
+            assert defended.aggregate_train(1, replies)[0] is not None
 
 
 def test_an_unknown_head_is_refused_before_training() -> None:

@@ -84,7 +84,7 @@ class Layout:
             matrices = [name for name, shape in self.shapes if len(shape) >= 2 and name in self.trainable]
             raise UnknownLayer(
                 "this rule looks at the classifier's weight matrix, and which one that is cannot be seen from the "
-                f"model: pass head=..., one of {matrices or sorted(self.trainable)}"
+                f"model: pass head=... (or layer=... to the rule itself), one of {matrices or sorted(self.trainable)}"
             )
         return self.head
 

@@ -17,7 +17,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..aggregators import Mean
-from ..core import Cohort, Defense, Filter, Judged, MissingTrustedData, State, TrustedData, Verdict, derive
+from ..core import (
+    Cohort,
+    Defense,
+    Filter,
+    Judged,
+    MissingTrustedData,
+    State,
+    TrustedData,
+    UnknownLayer,
+    Verdict,
+    derive,
+)
 from ..runs.records import RoundRecord
 from .arrays import ArraySpec, get_specs, to_numpy
 from .node_ids import to_signed
@@ -114,7 +125,7 @@ class Defended(Strategy):
         cohort = self._build_cohort(converter, checked.valid, server_round)
         try:
             judged, verdict, self.state = self.defense.run_round(cohort, self.state, combine=self.defense_aggregates)
-        except MissingTrustedData:  # not caused by any client
+        except (MissingTrustedData, UnknownLayer):  # not caused by any client
             raise
         except Exception as error:  # numbers that a rule cannot handle skip the round, they do not end the run
             log.exception("%s could not judge round %d", self.defense, server_round)
