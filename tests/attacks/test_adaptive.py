@@ -1,4 +1,4 @@
-"""Adaptive: on every defense of the catalog it harms at least as much as what it could have done without looking."""
+"""Adaptive: on every defense of the catalog it does at least as much damage as inner product manipulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cosdefense.testing.examples import LAYOUT, ExampleTrustedData
 from shapes import unchecked
 from worlds import digits_world
 
-LIARS = torch.arange(10) >= 7
+MALICIOUS = torch.arange(10) >= 7
 HEAD = LAYOUT.slices["head.weight"]
 
 
@@ -46,11 +46,11 @@ def round_of(number: int, *, n: int = 10, drift: float = 1.0) -> Cohort:
     return Cohort.of(updates, params, LAYOUT, seed=number, trusted_data=ExampleTrustedData(0.1))
 
 
-def damage(defense: Defense, cohort: Cohort, rows: Tensor, memory: State, liars: Tensor = LIARS) -> float:
+def damage(defense: Defense, cohort: Cohort, rows: Tensor, memory: State, malicious: Tensor = MALICIOUS) -> float:
     """By its definition, in numpy: what is missing along the honest mean, in its lengths."""
-    sent = torch.where(liars[:, None], rows, cohort.updates)
+    sent = torch.where(malicious[:, None], rows, cohort.updates)
     update = defense(replace(cohort, updates=sent), memory)[0].update.numpy()[: LAYOUT.n_trainable]
-    mean = cohort.updates[~liars].numpy()[:, : LAYOUT.n_trainable].mean(axis=0)
+    mean = cohort.updates[~malicious].numpy()[:, : LAYOUT.n_trainable].mean(axis=0)
     return float(np.dot(mean - update, mean) / np.dot(mean, mean))
 
 
@@ -73,30 +73,30 @@ def test_every_defense(name: str) -> None:
     memory = remembered(defense)
     before = frozen(memory)
     attack, state = Adaptive().with_defense(defense, memory, Adaptive().init())
-    forged, _ = attack.forge(cohort, LIARS, state)
+    forged, _ = attack.forge(cohort, MALICIOUS, state)
     assert bool(forged.isfinite().all())
-    assert torch.equal(forged[~LIARS], cohort.updates[~LIARS])
+    assert torch.equal(forged[~MALICIOUS], cohort.updates[~MALICIOUS])
     assert frozen(memory) == before
-    assert torch.equal(attack.forge(cohort, LIARS, state)[0], forged)
-    plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
+    assert torch.equal(attack.forge(cohort, MALICIOUS, state)[0], forged)
+    plain, _ = InnerProduct(5.0).forge(cohort, MALICIOUS, None)
     found = damage(defense, cohort, forged, memory)
     assert found >= damage(defense, cohort, plain, memory) - 1e-9
     assert found >= damage(defense, cohort, cohort.updates, memory) - 1e-9
-    assert found > 0.1  # and not in vain, anywhere
+    assert found > 0.1  # some damage against every defense
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_defense_with_partial_knowledge(name: str) -> None:
     """What honest clients send changes nothing: it is not known."""
     defense, cohort = get(name), round_of(0)
-    others = replace(cohort, updates=torch.where(LIARS[:, None], cohort.updates, 17.0))
+    others = replace(cohort, updates=torch.where(MALICIOUS[:, None], cohort.updates, 17.0))
     attack = Adaptive(defense, "partial", trials=20)
-    forged, state = attack.forge(cohort, LIARS, attack.init())
-    unseen, _ = attack.forge(others, LIARS, attack.init())
+    forged, state = attack.forge(cohort, MALICIOUS, attack.init())
+    unseen, _ = attack.forge(others, MALICIOUS, attack.init())
     assert bool(forged.isfinite().all())
-    assert torch.equal(forged[LIARS], unseen[LIARS])
-    assert not torch.equal(forged[LIARS], cohort.updates[LIARS])
-    again, _ = attack.forge(round_of(1), LIARS, state)  # with what it believes the server to remember
+    assert torch.equal(forged[MALICIOUS], unseen[MALICIOUS])
+    assert not torch.equal(forged[MALICIOUS], cohort.updates[MALICIOUS])
+    again, _ = attack.forge(round_of(1), MALICIOUS, state)  # with what it believes the server to remember
     assert bool(again.isfinite().all())
 
 
@@ -112,22 +112,22 @@ def wide_round(number: int) -> Cohort:
 @pytest.mark.parametrize("knowledge", ["full", "partial"])
 @pytest.mark.parametrize("number", range(4))
 def test_it_finds_the_orthogonal_last_layer(knowledge: str, number: int) -> None:
-    """CosDefense sees inner product manipulation, and takes its sideways brother for the most honest of all."""
+    """CosDefense detects inner product manipulation, but not the same made orthogonal to the last layer."""
     defense, cohort = get("cosdefense"), wide_round(number)
-    plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
-    verdict, _ = defense(replace(cohort, updates=torch.where(LIARS[:, None], plain, cohort.updates)), (None, None))
-    assert verdict.weights[LIARS].tolist() == [0] * 3
-    forged, _ = Adaptive(defense, knowledge).forge(cohort, LIARS, None)  # type: ignore[arg-type]
+    plain, _ = InnerProduct(5.0).forge(cohort, MALICIOUS, None)
+    verdict, _ = defense(replace(cohort, updates=torch.where(MALICIOUS[:, None], plain, cohort.updates)), (None, None))
+    assert verdict.weights[MALICIOUS].tolist() == [0] * 3
+    forged, _ = Adaptive(defense, knowledge).forge(cohort, MALICIOUS, None)  # type: ignore[arg-type]
     verdict, _ = defense(replace(cohort, updates=forged), (None, None))
-    assert verdict.weights[LIARS].tolist() == [1] * 3
-    head, model = forged[LIARS][:, 200:], cohort.params[200:]
+    assert verdict.weights[MALICIOUS].tolist() == [1] * 3
+    head, model = forged[MALICIOUS][:, 200:], cohort.params[200:]
     assert float((head @ model / head.norm(dim=1) / model.norm()).abs().max()) < 1e-9
-    assert float(verdict.update @ cohort.updates[~LIARS].mean(dim=0)) < 0
+    assert float(verdict.update @ cohort.updates[~MALICIOUS].mean(dim=0)) < 0
 
 
 @dataclass(frozen=True)
 class SignSplit(Filter):
-    """Two camps by the signs of the leading eigenvector of the cosines; where they disagree, the larger one stays."""
+    """Two clusters by the signs of the leading eigenvector of the cosines; if opposed, the larger one stays."""
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         alike = cosines(cohort.trainable())
@@ -142,12 +142,14 @@ def test_camouflage_against_a_filter_that_splits_by_sign() -> None:
     defense = Defense((SignSplit(),), Mean())
     for number in range(5):
         cohort = round_of(number)
-        plain, _ = InnerProduct(1.0).forge(cohort, LIARS, None)
-        verdict, _ = defense(replace(cohort, updates=torch.where(LIARS[:, None], plain, cohort.updates)), (None, None))
+        plain, _ = InnerProduct(1.0).forge(cohort, MALICIOUS, None)
+        verdict, _ = defense(
+            replace(cohort, updates=torch.where(MALICIOUS[:, None], plain, cohort.updates)), (None, None)
+        )
         assert verdict.weights.tolist() == [1] * 7 + [0] * 3
-        forged, _ = Adaptive(defense).forge(cohort, LIARS, None)
+        forged, _ = Adaptive(defense).forge(cohort, MALICIOUS, None)
         verdict, _ = defense(replace(cohort, updates=forged), (None, None))
-        assert verdict.weights[LIARS].tolist() == [1] * 3
+        assert verdict.weights[MALICIOUS].tolist() == [1] * 3
         assert damage(defense, cohort, forged, (None, None)) > 0.2
 
 
@@ -163,42 +165,42 @@ class Counting(Aggregator):
 
 
 @pytest.mark.parametrize("trials", [2, 30, 73, 74, 75, 100])
-def test_so_many_trials_and_no_more(trials: int) -> None:
+def test_the_number_of_trials(trials: int) -> None:
     rule = Counting()
-    Adaptive(Defense((), rule), trials=trials).forge(round_of(0), LIARS, None)
+    Adaptive(Defense((), rule), trials=trials).forge(round_of(0), MALICIOUS, None)
     assert rule.asked == [10] * trials
     assert len(CANDIDATE_GRID) + 1 == 73
 
 
-def test_enough_harm_ends_the_search() -> None:
+def test_enough_damage_stops_the_search() -> None:
     """The first trial sends nothing harmful, the second is inner product manipulation: 3 of 10 at −5 do 1.8."""
     rule = Counting()
-    forged, _ = Adaptive(Defense((), rule), trials=73, stop_at_damage=1.7).forge(round_of(0), LIARS, None)
-    plain, _ = InnerProduct(5.0).forge(round_of(0), LIARS, None)
+    forged, _ = Adaptive(Defense((), rule), trials=73, stop_at_damage=1.7).forge(round_of(0), MALICIOUS, None)
+    plain, _ = InnerProduct(5.0).forge(round_of(0), MALICIOUS, None)
     assert rule.asked == [10, 10]
-    assert torch.allclose(forged[LIARS], plain[LIARS])
+    assert torch.allclose(forged[MALICIOUS], plain[MALICIOUS])
     with pytest.raises(ValueError, match=r"Adaptive.stop_at_damage must be positive, got 0"):
         Adaptive(stop_at_damage=0.0)
 
 
-def test_more_trials_never_harm_less() -> None:
+def test_more_trials_never_do_less_damage() -> None:
     defense, cohort = get("multi-krum"), round_of(0)
     found = [
-        damage(defense, cohort, Adaptive(defense, trials=trials).forge(cohort, LIARS, None)[0], defense.init())
+        damage(defense, cohort, Adaptive(defense, trials=trials).forge(cohort, MALICIOUS, None)[0], defense.init())
         for trials in (2, 20, 73, 150, 300)
     ]
     assert found == sorted(found)
     assert found[-1] > found[2] > 0  # steps around the best of the grid find more
 
 
-def test_no_longer_than_25_means() -> None:
-    """Nothing bounds what the plain mean lets through; the search is."""
+def test_the_magnitude_is_at_most_25() -> None:
+    """The plain mean accepts any length; the search has a limit."""
     cohort = round_of(0)
-    forged, _ = Adaptive(get("fedavg"), trials=150).forge(cohort, LIARS, None)
-    assert torch.equal(forged[LIARS], -25 * cohort.updates[~LIARS].mean(dim=0).expand(3, -1))
+    forged, _ = Adaptive(get("fedavg"), trials=150).forge(cohort, MALICIOUS, None)
+    assert torch.equal(forged[MALICIOUS], -25 * cohort.updates[~MALICIOUS].mean(dim=0).expand(3, -1))
 
 
-def test_the_servers_data_are_asked_once() -> None:
+def test_the_servers_data_are_evaluated_once() -> None:
     asked = list[str]()
 
     class Server(ExampleTrustedData):
@@ -212,8 +214,8 @@ def test_the_servers_data_are_asked_once() -> None:
 
     cohort = replace(round_of(0), trusted_data=Server(0.1))
     for name in ("fltrust", "diversefl"):
-        with_memory, _ = Adaptive(get(name)).forge(cohort, LIARS, None)
-        without, _ = Adaptive(get(name)).forge(round_of(0), LIARS, None)
+        with_memory, _ = Adaptive(get(name)).forge(cohort, MALICIOUS, None)
+        without, _ = Adaptive(get(name)).forge(round_of(0), MALICIOUS, None)
         assert torch.equal(with_memory, without)
     assert asked == ["update", "guides"]
 
@@ -221,16 +223,16 @@ def test_the_servers_data_are_asked_once() -> None:
 def test_what_is_sent() -> None:
     """The formula, and that inner product manipulation is one of the grid, to the bit."""
     cohort = round_of(0)
-    known = cohort.updates[~LIARS]
-    builder = CandidateBuilder.from_cohort(cohort, known, LIARS)
-    plain, _ = InnerProduct(5.0).forge(cohort, LIARS, None)
-    assert torch.equal(builder.build(CANDIDATE_GRID[0]), plain[LIARS])
-    assert torch.equal(builder.build(HONEST_CANDIDATE), cohort.updates[LIARS])
+    known = cohort.updates[~MALICIOUS]
+    builder = CandidateBuilder.from_cohort(cohort, known, MALICIOUS)
+    plain, _ = InnerProduct(5.0).forge(cohort, MALICIOUS, None)
+    assert torch.equal(builder.build(CANDIDATE_GRID[0]), plain[MALICIOUS])
+    assert torch.equal(builder.build(HONEST_CANDIDATE), cohort.updates[MALICIOUS])
     mixed = builder.build(Candidate("sign", 2.0, "own", 0.5))
     mean = known.mean(dim=0).numpy()
     t = LAYOUT.n_trainable
     length = np.linalg.norm(mean[:t]) / np.linalg.norm(np.sign(mean[:t]))
-    assert mixed.numpy() == pytest.approx(0.5 * cohort.updates[LIARS].numpy() - 2 * length * np.sign(mean))
+    assert mixed.numpy() == pytest.approx(0.5 * cohort.updates[MALICIOUS].numpy() - 2 * length * np.sign(mean))
     for direction in builder.directions.values():
         assert float(direction[:t].norm()) == pytest.approx(float(np.linalg.norm(mean[:t])))
     head = builder.directions["last_layer"]
@@ -246,15 +248,15 @@ def test_what_is_sent() -> None:
             assert float((sideways[name] * model).sum()) == pytest.approx(0, abs=1e-12)
 
 
-def test_draw_honest_updates_clients_are_like_the_attackers() -> None:
+def test_drawn_honest_updates_resemble_the_attackers_own() -> None:
     """The mean and the covariance of their own updates, in as many clients as the round has."""
     rng = np.random.default_rng(0)
     own = rng.normal(size=(4, LAYOUT.size))
     n = 20_004
     cohort = round_of(0, n=n)
-    liars = torch.arange(n) < 4
+    malicious = torch.arange(n) < 4
     cohort.updates[:4] = torch.from_numpy(own)
-    found = _draw_honest_updates(cohort, liars)
+    found = _draw_honest_updates(cohort, malicious)
     assert torch.equal(found[:4], cohort.updates[:4])
     honest = found[4:].numpy()
     assert honest.mean(axis=0) == pytest.approx(own.mean(axis=0), abs=0.05)
@@ -263,36 +265,39 @@ def test_draw_honest_updates_clients_are_like_the_attackers() -> None:
     assert bool((alone == alone[0]).all())
 
 
-def test_who_is_told_what() -> None:
+def test_with_defense() -> None:
     krum, median = get("krum"), get("median")
-    ignorant = Adaptive(trials=9)
-    assert ignorant.with_defense(krum, "theirs", "own") == (Adaptive(krum, trials=9), "theirs")
-    assert replace(ignorant, knowledge="partial").with_defense(krum, "theirs", "own") == (
-        Adaptive(krum, "partial", 9),
-        "own",
+    without_defense = Adaptive(trials=9)
+    assert without_defense.with_defense(krum, "of the server", "of the attack") == (
+        Adaptive(krum, trials=9),
+        "of the server",
     )
-    assert Adaptive(krum).with_defense(krum, "theirs", "own") == (Adaptive(krum), "theirs")
-    assert Adaptive(median).with_defense(krum, "theirs", "own") == (
+    assert replace(without_defense, knowledge="partial").with_defense(krum, "of the server", "of the attack") == (
+        Adaptive(krum, "partial", 9),
+        "of the attack",
+    )
+    assert Adaptive(krum).with_defense(krum, "of the server", "of the attack") == (Adaptive(krum), "of the server")
+    assert Adaptive(median).with_defense(krum, "of the server", "of the attack") == (
         Adaptive(median),
-        "own",
-    )  # they believe in another one
-    assert Attack().with_defense(krum, "theirs", "own") == (Attack(), "own")
+        "of the attack",
+    )  # it was given a different defense
+    assert Attack().with_defense(krum, "of the server", "of the attack") == (Attack(), "of the attack")
     assert Adaptive().init() is None
     assert frozen(Adaptive(get("foolsgold")).init()) == frozen(get("foolsgold").init())
 
 
-def test_nobody_to_lie() -> None:
+def test_without_malicious_clients_or_with_zero_updates() -> None:
     cohort, nobody = round_of(0), torch.zeros(10, dtype=torch.bool)
     forged, state = Adaptive().forge(cohort, nobody, None)
     assert torch.equal(forged, cohort.updates)
     assert state is None
-    still, _ = Adaptive(get("krum")).forge(replace(cohort, updates=torch.zeros_like(cohort.updates)), LIARS, None)
+    still, _ = Adaptive(get("krum")).forge(replace(cohort, updates=torch.zeros_like(cohort.updates)), MALICIOUS, None)
     assert not bool(still.any())
 
 
 @dataclass(frozen=True)
-class Watching(Adaptive):
-    """Keeps what it was told, for the test to see."""
+class Recording(Adaptive):
+    """Records the arguments of `with_defense`."""
 
     seen: list[Any] = field(default_factory=list, compare=False, hash=False)
 
@@ -301,10 +306,10 @@ class Watching(Adaptive):
         return super().with_defense(defense, memory, state)
 
 
-def test_a_simulator_tells_the_defense_and_what_it_remembers() -> None:
-    attack, defense = Watching(trials=2), get("foolsgold")
+def test_the_simulator_passes_the_defense_and_its_memory() -> None:
+    attack, defense = Recording(trials=2), get("foolsgold")
     rounds = list(simulate(digits_world(), attack, defense, rounds=3, sampled=10, batch=4, seed=0))
-    assert [told for told, _ in attack.seen] == [defense] * 3
+    assert [given for given, _ in attack.seen] == [defense] * 3
     memories = [defense.init(), *(round_.after.defense_state for round_ in rounds)]
     assert [frozen(memory) for _, memory in attack.seen] == [frozen(memory) for memory in memories[:3]]
 
@@ -337,8 +342,8 @@ EXPERIMENT = {
 
 
 @pytest.mark.parametrize("defense", ["none", "rffl"])
-def test_an_interrupted_run_goes_on(tmp_path: Path, defense: str) -> None:
-    """What the attackers believe the server to remember survives in the checkpoint."""
+def test_an_interrupted_run_resumes(tmp_path: Path, defense: str) -> None:
+    """The attackers' estimate of the server's memory is part of the checkpoint."""
     attacks = [{**EXPERIMENT["attacks"][0], "defense": defense}]  # type: ignore[index]
     cell = from_table({**EXPERIMENT, "attacks": attacks})
     assert from_table(to_table(cell)) == cell

@@ -1,4 +1,4 @@
-"""A little is enough: the paper's z by hand, a twin in numpy, and that nothing leaves the crowd."""
+"""A Little Is Enough: the paper's z by hand, and a reference implementation in numpy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from doubles import cohort_of
 from shapes import unchecked
 
 ROWS = [[1.0, 10.0, 0.0], [3.0, 10.0, 4.0], [99.0, -99.0, 99.0]]
-LIAR = torch.tensor([False, False, True])
+MALICIOUS = torch.tensor([False, False, True])
 
 
 def test_pinned_deviations() -> None:
     # The honest rows: mean (2, 10, 2), population deviations (1, 0, 2). Statistics go the same way.
-    forged, _ = ALIE(z=1.5).forge(cohort_of(ROWS), LIAR, None)
+    forged, _ = ALIE(z=1.5).forge(cohort_of(ROWS), MALICIOUS, None)
     assert forged[2].tolist() == [0.5, 10, -1]
-    other_side, _ = ALIE(z=-1.5).forge(cohort_of(ROWS), LIAR, None)
+    other_side, _ = ALIE(z=-1.5).forge(cohort_of(ROWS), MALICIOUS, None)
     assert other_side[2].tolist() == [3.5, 10, 5]
 
 
@@ -39,8 +39,8 @@ def test_pinned_deviations() -> None:
 )
 def test_pinned_z(n: int, m: int, share: float) -> None:
     rows = np.random.default_rng(n).normal(size=(n, 3))
-    liars = torch.arange(n) < m
-    forged, _ = ALIE().forge(cohort_of(rows), liars, None)
+    malicious = torch.arange(n) < m
+    forged, _ = ALIE().forge(cohort_of(rows), malicious, None)
     z = (rows[m:].mean(axis=0) - forged[0].numpy()) / rows[m:].std(axis=0)
     assert z == pytest.approx([NormalDist().inv_cdf(share)] * 3)
 
@@ -55,8 +55,8 @@ def test_too_few_attackers_send_the_mean_and_a_majority_has_a_limit() -> None:
 
 def test_attackers_go_by_their_own_rows_with_partial_knowledge() -> None:
     rows = np.random.default_rng(0).normal(size=(10, 3))
-    liars = torch.arange(10) < 4
-    forged, _ = ALIE(z=1.0, knowledge="partial").forge(cohort_of(rows), liars, None)
+    malicious = torch.arange(10) < 4
+    forged, _ = ALIE(z=1.0, knowledge="partial").forge(cohort_of(rows), malicious, None)
     assert forged[0].numpy() == pytest.approx(rows[:4].mean(axis=0) - rows[:4].std(axis=0))
     everybody, _ = ALIE(z=1.0).forge(cohort_of(rows), torch.ones(10, dtype=torch.bool), None)
     assert everybody[0].numpy() == pytest.approx(rows.mean(axis=0) - rows.std(axis=0))
@@ -69,7 +69,7 @@ whole = st.integers(-50, 50).map(float)
 
 @given(st.lists(st.lists(whole, min_size=3, max_size=3), min_size=2, max_size=12), st.integers(1, 6))
 def test_slow_twin(rows: list[list[float]], m: int) -> None:
-    """The formula in numpy; and with the formula's z nobody leaves the crowd: |sent − μ| ≤ z σ in every coordinate."""
+    """The formula in numpy; and |sent − μ| ≤ z σ in every coordinate."""
     m = min(m, len(rows) - 1)
     n, known = len(rows), np.array(rows[m:])
     supporters = n // 2 + 1 - m

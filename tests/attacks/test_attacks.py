@@ -22,7 +22,7 @@ from cosdefense.training.executor import train_clients
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.task import Task
 
-LIARS = torch.tensor([False, True, False, True])
+MALICIOUS = torch.tensor([False, True, False, True])
 
 
 def cohort_of(rows: list[list[float]], seed: int = 0) -> Cohort:
@@ -30,9 +30,9 @@ def cohort_of(rows: list[list[float]], seed: int = 0) -> Cohort:
     return Cohort.of(torch.tensor(rows), torch.zeros(d), Layout((("w", (d,)),), "w", d), seed=seed)
 
 
-def forged(attack: Attack, cohort: Cohort, liars: torch.Tensor = LIARS) -> list[list[float]]:
-    rows, _ = attack.forge(cohort, liars, attack.init())
-    return rows[liars].tolist()
+def forged(attack: Attack, cohort: Cohort, malicious: torch.Tensor = MALICIOUS) -> list[list[float]]:
+    rows, _ = attack.forge(cohort, malicious, attack.init())
+    return rows[malicious].tolist()
 
 
 ROWS = [[1.0, 2.0], [10.0, 10.0], [3.0, 6.0], [20.0, 0.0]]
@@ -52,14 +52,14 @@ def test_inner_product_turns_the_mean_around() -> None:
     """The attack's promise: the inner product of the honest mean and the poisoned mean is negative."""
     rng = torch.Generator().manual_seed(0)
     cohort = cohort_of(torch.randn(10, 30, generator=rng).tolist())
-    liars = torch.arange(10) < 3
-    rows, _ = InnerProduct(5.0).forge(cohort, liars, None)
-    sent = torch.where(liars[:, None], rows, cohort.updates)
-    assert float(sent.mean(dim=0) @ cohort.updates[~liars].mean(dim=0)) < 0
+    malicious = torch.arange(10) < 3
+    rows, _ = InnerProduct(5.0).forge(cohort, malicious, None)
+    sent = torch.where(malicious[:, None], rows, cohort.updates)
+    assert float(sent.mean(dim=0) @ cohort.updates[~malicious].mean(dim=0)) < 0
 
 
-def test_camouflage_hides_the_turned_mean_in_what_each_has_found() -> None:
-    """The honest mean is (2, 4), the liars' own (15, 5); where nobody is honest they go by their own."""
+def test_camouflage_subtracts_the_mean_from_each_own_update() -> None:
+    """The honest mean is (2, 4), that of the malicious clients (15, 5), used where there is no honest client."""
     assert forged(Camouflage(2.0), cohort_of(ROWS)) == [[6.0, 2.0], [16.0, -8.0]]
     assert forged(Camouflage(1.0, "partial"), cohort_of(ROWS)) == [[-5.0, 5.0], [5.0, -5.0]]
     everybody = torch.ones(4, dtype=torch.bool)
@@ -70,14 +70,14 @@ def test_camouflage_hides_the_turned_mean_in_what_each_has_found() -> None:
     assert Camouflage(2.0, "partial").forge(cohort_of(ROWS), nobody, None)[0].tolist() == ROWS
 
 
-def test_camouflage_stops_a_plain_mean_with_the_strength_it_says() -> None:
-    """Where liars found what the honest found, (honest + malicious) / malicious leaves nothing of it in the mean."""
+def test_camouflage_stops_a_plain_mean_with_the_documented_strength() -> None:
+    """Where malicious clients hold the honest mean, n / n_malicious leaves a mean of zero."""
     rng = torch.Generator().manual_seed(0)
     rows = torch.randn(7, 30, generator=rng)
     cohort = cohort_of(torch.cat([rows, rows.mean(dim=0).expand(3, 30)]).tolist())
-    liars = torch.arange(10) > 6
-    sent, _ = Camouflage(10 / 3).forge(cohort, liars, None)
-    left = torch.where(liars[:, None], sent, cohort.updates).mean(dim=0)
+    malicious = torch.arange(10) > 6
+    sent, _ = Camouflage(10 / 3).forge(cohort, malicious, None)
+    left = torch.where(malicious[:, None], sent, cohort.updates).mean(dim=0)
     torch.testing.assert_close(left, torch.zeros(30), atol=1e-6, rtol=0)
 
 
@@ -113,7 +113,7 @@ def test_noise_is_noise() -> None:
     assert forged(Noise(0.5), cohort_of(torch.zeros(4, 10_000).tolist(), seed=1)) != rows.tolist()
 
 
-def test_noise_is_an_identitys_own() -> None:
+def test_noise_depends_on_the_client_not_on_its_row() -> None:
     """The same client sends the same noise wherever its row stands."""
     here = cohort_of(ROWS)
     there = Cohort.of(here.updates, here.params, here.layout, torch.tensor([0, 3, 2, 1]))
@@ -124,7 +124,7 @@ def test_noise_added_of_the_honest_update() -> None:
     """The same noise as without the option, added to what the attacker would have sent."""
     cohort = cohort_of(ROWS)
     instead, additive = (torch.tensor(forged(Noise(0.5, additive=flag), cohort)) for flag in (False, True))
-    assert torch.allclose(additive, instead + cohort.updates[LIARS], atol=1e-6)
+    assert torch.allclose(additive, instead + cohort.updates[MALICIOUS], atol=1e-6)
     assert not torch.allclose(additive, instead)
     assert forged(Noise(0.0, additive=True), cohort) == [ROWS[1], ROWS[3]]
     assert cohort.updates.tolist() == ROWS  # a copy
@@ -137,8 +137,8 @@ def test_noise_added_has_the_promised_size() -> None:
     assert float(found.std()) == pytest.approx(2, rel=0.02)  # 20,000 draws: ±0.5 %
 
 
-def test_sign_flip_at_every_step_climbs_and_sends_as_it_is() -> None:
-    """Turned round on the way, an update must not be turned round again at the end."""
+def test_sign_flip_at_every_step_ascends_and_keeps_the_sign() -> None:
+    """An update from ascent must not be reversed again."""
     assert forged(SignFlip(2.0, every_step=True), cohort_of(ROWS)) == [[20.0, 20.0], [40.0, 0.0]]
     cohort = cohort_of(ROWS)
     assert SignFlip(every_step=True).plan_training(cohort.params, cohort.layout, 2, None) == TrainingPlan(
@@ -147,8 +147,8 @@ def test_sign_flip_at_every_step_climbs_and_sends_as_it_is() -> None:
     assert SignFlip().plan_training(cohort.params, cohort.layout, 2, None) == TrainingPlan()
 
 
-def test_sign_flip_at_every_step_is_another_walk() -> None:
-    """One step: the same as turning the update round. Two: the second starts uphill, and the ways part."""
+def test_sign_flip_at_every_step_differs_from_two_steps_on() -> None:
+    """With one step it equals reversing the update. With two, the second step starts elsewhere."""
     torch.manual_seed(0)
     task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double())
     images, labels = torch.rand(1, 2, 5, 1, 2, 2, dtype=torch.float64), torch.randint(0, 3, (1, 2, 5))
@@ -201,5 +201,5 @@ def test_label_flip_mistakes_are_named() -> None:
 
 def test_no_attack_does_nothing() -> None:
     cohort = cohort_of(ROWS)
-    rows, _ = Attack().forge(cohort, LIARS, None)
+    rows, _ = Attack().forge(cohort, MALICIOUS, None)
     assert rows is cohort.updates

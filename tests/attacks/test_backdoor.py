@@ -106,10 +106,10 @@ def test_model_replacement_by_sampled_counts() -> None:
     # Two of five who take part are malicious: 5 / 2. Nobody else's row is taken from the answer.
     rows = torch.tensor([[1.0, 2.0]] * 5)
     cohort = Cohort.of(rows, torch.zeros(2), Layout((("w", (2,)),), "w", 2))
-    liars = torch.tensor([True, False, False, True, False])
-    assert Backdoor(scale=None).forge(cohort, liars, None)[0][liars].tolist() == [[2.5, 5]] * 2
-    assert Backdoor(scale=3.0).forge(cohort, liars, None)[0][liars].tolist() == [[3, 6]] * 2
-    assert Backdoor().forge(cohort, liars, None)[0][liars].tolist() == [[1, 2]] * 2
+    malicious = torch.tensor([True, False, False, True, False])
+    assert Backdoor(scale=None).forge(cohort, malicious, None)[0][malicious].tolist() == [[2.5, 5]] * 2
+    assert Backdoor(scale=3.0).forge(cohort, malicious, None)[0][malicious].tolist() == [[3, 6]] * 2
+    assert Backdoor().forge(cohort, malicious, None)[0][malicious].tolist() == [[1, 2]] * 2
 
 
 def test_attackers_train_like_everybody() -> None:

@@ -1,4 +1,4 @@
-"""Explicit boosting: up the loss, and longer by as much as the sampled attackers are outnumbered."""
+"""Explicit boosting: gradient ascent, scaled by clients / malicious clients."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def cohort_of(rows: list[list[float]]) -> Cohort:
 def test_pinned_factor() -> None:
     # One of four: times 4. Two of four: times 2. All: as it is.
     cohort = cohort_of([[1.0, 2.0], [10.0, -4.0], [3.0, 6.0], [0.0, 1.0]])
-    liars = torch.tensor([False, True, False, False])
-    assert ExplicitBoosting().forge(cohort, liars, None)[0][liars].tolist() == [[40, -16]]
-    liars = torch.tensor([False, True, False, True])
-    assert ExplicitBoosting().forge(cohort, liars, None)[0][liars].tolist() == [[20, -8], [0, 2]]
+    malicious = torch.tensor([False, True, False, False])
+    assert ExplicitBoosting().forge(cohort, malicious, None)[0][malicious].tolist() == [[40, -16]]
+    malicious = torch.tensor([False, True, False, True])
+    assert ExplicitBoosting().forge(cohort, malicious, None)[0][malicious].tolist() == [[20, -8], [0, 2]]
     everybody = torch.ones(4, dtype=torch.bool)
     assert torch.equal(ExplicitBoosting().forge(cohort, everybody, None)[0], cohort.updates)
 
@@ -45,14 +45,14 @@ def test_effort() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(-50, 50)), min_size=1, max_size=12))
 def test_slow_twin(clients: list[tuple[bool, int]]) -> None:
     """The mean of the round then holds the attackers' mean at full length."""
-    n, liars = len(clients), [i for i, (lies, _) in enumerate(clients) if lies]
+    n, malicious = len(clients), [i for i, (bad, _) in enumerate(clients) if bad]
     cohort = cohort_of([[float(value), 1.0] for _, value in clients])
-    forged, _ = ExplicitBoosting().forge(cohort, torch.tensor([lies for lies, _ in clients]), None)
-    for i in liars:
-        assert forged[i].tolist() == pytest.approx([clients[i][1] * n / len(liars), n / len(liars)], rel=1e-6)
-    if liars:
-        share = sum(float(forged[i, 0]) for i in liars) / n
-        assert share == pytest.approx(sum(clients[i][1] for i in liars) / len(liars), rel=1e-5, abs=1e-4)
+    forged, _ = ExplicitBoosting().forge(cohort, torch.tensor([bad for bad, _ in clients]), None)
+    for i in malicious:
+        assert forged[i].tolist() == pytest.approx([clients[i][1] * n / len(malicious), n / len(malicious)], rel=1e-6)
+    if malicious:
+        share = sum(float(forged[i, 0]) for i in malicious) / n
+        assert share == pytest.approx(sum(clients[i][1] for i in malicious) / len(malicious), rel=1e-5, abs=1e-4)
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class Recording(Aggregator):
 
 
 def test_what_is_sent_is_the_attackers_own_ascent() -> None:
-    """Five steps up the attacker's own loss, times n / m: not somebody else's update, nor one from before."""
+    """Five steps of ascent on the attacker's own data, times n / m."""
     world = digits_world(n_clients=12, malicious=0.3)
     rounds = list(simulate(world, ExplicitBoosting(), Defense((), Recording()), rounds=2, sampled=8, batch=6, seed=5))
     start = world.task.initial()
     for number, done in enumerate(rounds):
-        sent, liars = done.after.defense_state[-1], done.malicious
-        assert 0 < int(liars.sum()) < 8
-        images, labels = world.draw_batches(done.clients[liars], 5, 6, generator(5, "effort", number))
+        sent, malicious = done.after.defense_state[-1], done.malicious
+        assert 0 < int(malicious.sum()) < 8
+        images, labels = world.draw_batches(done.clients[malicious], 5, 6, generator(5, "effort", number))
         climbed = train_clients(world.task, LocalSGD(world.trainer.lr, ascend=True), start, images, labels)
-        assert torch.allclose(sent[liars], 8 / int(liars.sum()) * climbed, atol=1e-5)
+        assert torch.allclose(sent[malicious], 8 / int(malicious.sum()) * climbed, atol=1e-5)
         before, after = (
             sum(float(world.task.loss(start + u, x[0], y[0])) for u, x, y in zip(moved, images, labels, strict=True))
             for moved in (torch.zeros_like(climbed), climbed)
@@ -84,7 +84,7 @@ def test_what_is_sent_is_the_attackers_own_ascent() -> None:
         assert after > before
         honest_images, honest_labels = world.draw_batches(done.clients, 1, 6, generator(5, "batches", number))
         honest = train_clients(world.task, world.trainer, start, honest_images, honest_labels)
-        assert torch.allclose(sent[~liars], honest[~liars], atol=1e-6)
+        assert torch.allclose(sent[~malicious], honest[~malicious], atol=1e-6)
         start = done.after.params
 
 

@@ -1,4 +1,4 @@
-"""The attack on Krum against the paper's search, by hand and by a slow twin, with Krum itself as the judge."""
+"""The attack on Krum against the paper's search, by hand and by a slow twin, with Krum itself as the reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shapes import unchecked
 
 # Four honest clients round (1, 1), six away from it, and two attackers whose own rows must not matter.
 ROUND = [[7.0, 1.0, 0.5], [-5.0, 1.0, 0.5], [1.0, 7.0, 0.5], [1.0, -5.0, 0.5], [99.0, 99.0, 99.0], [0.0, 0.0, 0.0]]
-LIARS = torch.tensor([False] * 4 + [True] * 2)
+MALICIOUS = torch.tensor([False] * 4 + [True] * 2)
 
 
 def wide(rows: Tensor, clients: list[int] | None = None, seed: int = 0) -> Cohort:
@@ -39,39 +39,39 @@ def test_pinned_search() -> None:
     # from (−5, 1) and (1, −5): 0 + 215 + 215 against 288, not picked. At half of it 49.4: 98.8 against
     # 49.4 + 49.4 + 72 of the nearest honest ones: picked.
     cohort = cohort_of(ROUND)
-    forged, _ = KrumPoisoning().forge(cohort, LIARS, None)
+    forged, _ = KrumPoisoning().forge(cohort, MALICIOUS, None)
     length = (math.sqrt(48) + 5) / 2
-    assert forged[LIARS].flatten().tolist() == pytest.approx([-length] * 6)
-    assert torch.equal(forged[~LIARS], cohort.updates[~LIARS])
+    assert forged[MALICIOUS].flatten().tolist() == pytest.approx([-length] * 6)
+    assert torch.equal(forged[~MALICIOUS], cohort.updates[~MALICIOUS])
     assert picked(cohort, forged, 0.3) == [4, 5]
-    assert picked(cohort, torch.where(LIARS[:, None], 2 * forged, forged), 0.3) == [0, 1, 2, 3]
+    assert picked(cohort, torch.where(MALICIOUS[:, None], 2 * forged, forged), 0.3) == [0, 1, 2, 3]
 
 
 def test_the_direction_is_against_every_coordinate() -> None:
     rows = torch.tensor(ROUND)
     rows[:4] *= torch.tensor([1.0, -1.0, -1.0])
-    forged, _ = KrumPoisoning().forge(cohort_of(rows), LIARS, None)
+    forged, _ = KrumPoisoning().forge(cohort_of(rows), MALICIOUS, None)
     assert forged[4].sign().tolist() == [-1, 1, 1]
     assert len(set(forged[4].abs().tolist())) == 1
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("knowledge", ["full", "partial"])
-def test_krum_picks_the_forged_row_and_would_not_pick_one_twice_as_far(seed: int, knowledge: str) -> None:
-    """The search asks about the rows that are sent; asked about the honest ones, it would stop at the bound."""
+def test_krum_selects_the_forged_row_but_not_one_twice_as_long(seed: int, knowledge: str) -> None:
+    """The search must apply Krum to the forged rows, not to the honest ones."""
     rng = torch.Generator().manual_seed(seed)
     rows = 0.2 + torch.randn(12, 40, generator=rng).double()
-    cohort, liars = wide(rows), torch.arange(12) >= 8
+    cohort, malicious = wide(rows), torch.arange(12) >= 8
     attack = KrumPoisoning(0.3, knowledge)  # type: ignore[arg-type]
-    forged, _ = attack.forge(cohort, liars, None)
-    known = rows[~liars] if knowledge == "full" else rows[liars]
+    forged, _ = attack.forge(cohort, malicious, None)
+    known = rows[~malicious] if knowledge == "full" else rows[malicious]
     length = float(forged[8].abs().max())
     assert length > attack.min_fraction
-    assert bool((forged[liars] == -length * known.mean(dim=0).sign()).all())
+    assert bool((forged[malicious] == -length * known.mean(dim=0).sign()).all())
     # With partial knowledge they try it out on their own rows, with as few forged ones as it takes.
     chosen = False
     for count in [4] if knowledge == "full" else [1, 2, 3, 4]:
-        at, beyond = (torch.cat([known, factor * forged[liars][:count]]) for factor in (1, 2))
+        at, beyond = (torch.cat([known, factor * forged[malicious][:count]]) for factor in (1, 2))
         chosen = min(picked(cohort, at, 0.3), default=0) >= len(known) if len(at) > 4 else False
         if chosen:
             assert min(picked(cohort, beyond, 0.3)) < len(known)
@@ -85,40 +85,40 @@ def test_the_damage() -> None:
     """What Krum passes on points against the honest mean."""
     rng = torch.Generator().manual_seed(0)
     rows = 0.2 + torch.randn(12, 40, generator=rng).double()
-    cohort, liars = wide(rows), torch.arange(12) >= 8
-    forged, _ = KrumPoisoning().forge(cohort, liars, None)
+    cohort, malicious = wide(rows), torch.arange(12) >= 8
+    forged, _ = KrumPoisoning().forge(cohort, malicious, None)
     chosen = forged[picked(cohort, forged, 0.3)[0]]
-    assert float(chosen @ rows[~liars].mean(dim=0)) < 0
+    assert float(chosen @ rows[~malicious].mean(dim=0)) < 0
 
 
-def test_statistics_do_not_decide() -> None:
-    """Krum does not look at them, so neither may the search."""
+def test_buffers_have_no_influence() -> None:
+    """Krum ignores them, so the search must too."""
     rows = torch.tensor(ROUND)
     rows[:4, 2] = torch.tensor([1000.0, 2000.0, -500.0, 7.0])
-    forged, _ = KrumPoisoning().forge(cohort_of(rows), LIARS, None)
+    forged, _ = KrumPoisoning().forge(cohort_of(rows), MALICIOUS, None)
     assert float(forged[4, 0]) == pytest.approx(-(math.sqrt(48) + 5) / 2)
 
 
-def test_supporters_keep_their_distance() -> None:
+def test_offsets_have_the_requested_size() -> None:
     rng = torch.Generator().manual_seed(0)
     rows = 0.2 + torch.randn(12, 40, generator=rng).double()
-    liars = torch.arange(12) >= 8
+    malicious = torch.arange(12) >= 8
     attack = KrumPoisoning(spread=0.01)
-    forged, _ = attack.forge(wide(rows), liars, None)
-    length = float(forged[liars].abs().mean())
-    offsets = forged[liars] + length * rows[~liars].mean(dim=0).sign()
+    forged, _ = attack.forge(wide(rows), malicious, None)
+    length = float(forged[malicious].abs().mean())
+    offsets = forged[malicious] + length * rows[~malicious].mean(dim=0).sign()
     assert bool((offsets.norm(dim=1) <= 0.011).all())  # the mean of |λ + offset| is λ only nearly
-    assert len({tuple(row) for row in forged[liars].tolist()}) == 4
+    assert len({tuple(row) for row in forged[malicious].tolist()}) == 4
     assert min(picked(wide(rows), forged, 0.3)) >= 8
     # By identity: the same client keeps the same distance wherever its row stands.
-    swapped, _ = attack.forge(wide(rows, [*range(10), 11, 10]), liars, None)
+    swapped, _ = attack.forge(wide(rows, [*range(10), 11, 10]), malicious, None)
     assert torch.equal(swapped[10], forged[11])
     assert torch.equal(swapped[11], forged[10])
-    later, _ = attack.forge(wide(rows, seed=1), liars, None)
+    later, _ = attack.forge(wide(rows, seed=1), malicious, None)
     assert not torch.equal(later[8], forged[8])
 
 
-def test_when_krum_cannot_be_fooled_the_search_gives_up() -> None:
+def test_the_search_stops_where_krum_selects_no_forged_row() -> None:
     # One attacker among tight honest clients far away has no supporter: even at λ → 0 it is the outlier.
     rows = torch.tensor([[10.0, 10.0], [10.1, 10.0], [10.0, 10.1], [10.1, 10.1], [0.0, 0.0]]).double()
     attack = KrumPoisoning(0.2)
@@ -130,18 +130,18 @@ def test_when_krum_cannot_be_fooled_the_search_gives_up() -> None:
 def test_the_size_of_the_updates_does_not_matter() -> None:
     rng = torch.Generator().manual_seed(3)
     rows = 0.2 + torch.randn(12, 40, generator=rng).double()
-    liars = torch.arange(12) >= 8
-    forged, tiny = (KrumPoisoning().forge(wide(scale * rows), liars, None)[0] for scale in (1.0, 2.0**-30))
-    assert torch.equal(tiny[liars], forged[liars] * 2.0**-30)
+    malicious = torch.arange(12) >= 8
+    forged, tiny = (KrumPoisoning().forge(wide(scale * rows), malicious, None)[0] for scale in (1.0, 2.0**-30))
+    assert torch.equal(tiny[malicious], forged[malicious] * 2.0**-30)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_too_few_for_krum(n: int) -> None:
-    """A round that Krum would skip is no reason to stumble."""
+    """In a round that Krum would skip, the attack still returns finite updates."""
     rows = torch.ones(n, 2, dtype=torch.float64)
-    for liars in (torch.arange(n) == 0, torch.ones(n, dtype=torch.bool)):
+    for malicious in (torch.arange(n) == 0, torch.ones(n, dtype=torch.bool)):
         for knowledge in ("full", "partial"):
-            forged, _ = KrumPoisoning(knowledge=knowledge).forge(wide(rows), liars, None)
+            forged, _ = KrumPoisoning(knowledge=knowledge).forge(wide(rows), malicious, None)
             assert bool(forged.isfinite().all())
     nobody, _ = KrumPoisoning().forge(wide(rows), torch.zeros(n, dtype=torch.bool), None)
     assert torch.equal(nobody, rows)
@@ -161,10 +161,10 @@ def test_slow_twin(honest: list[list[float]], own: list[list[float]], contaminat
     expected = slow_search(honest if knowledge == "full" else own, len(own), contamination, knowledge)
     if expected is None:
         return
-    liars = torch.arange(len(honest) + len(own)) >= len(honest)
+    malicious = torch.arange(len(honest) + len(own)) >= len(honest)
     attack = KrumPoisoning(contamination, knowledge)  # type: ignore[arg-type]
-    forged, _ = attack.forge(cohort_of([*honest, *own]), liars, None)
-    for row in forged[liars].tolist():
+    forged, _ = attack.forge(cohort_of([*honest, *own]), malicious, None)
+    for row in forged[malicious].tolist():
         assert row[:2] == pytest.approx(expected, rel=1e-12, abs=1e-300)
 
 

@@ -1,4 +1,4 @@
-"""The learned policy: what it sees, what it answers, what is sent, and files that are not what they should be."""
+"""The learned policy: observation, action, forged update, and damaged files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from policies import constant_policy, random_policy, save_policy
 from worlds import digits_world
 
 PARAMS = torch.linspace(-1, 1, LAYOUT.size)
-LIARS = torch.tensor([False, True, False, True])
+MALICIOUS = torch.tensor([False, True, False, True])
 
 
 @pytest.mark.parametrize("sampled", [1, 10, 23])
@@ -35,17 +35,17 @@ def test_the_contract(sampled: int, tmp_path: Path) -> None:
     check_attack(LearnedPolicy(save_policy(random_policy(LAYOUT, sampled=sampled), tmp_path)))
 
 
-def test_the_contract_of_its_single_move() -> None:
+def test_the_contract_of_a_single_action() -> None:
     check_attack(ReversedOwnMean(3.0, 2))
 
 
 @pytest.mark.parametrize(("magnitude", "steps"), [(-1.0, 1), (math.inf, 1), (1.0, 0)])
-def test_impossible_moves(magnitude: float, steps: int) -> None:
+def test_impossible_actions(magnitude: float, steps: int) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         ReversedOwnMean(magnitude, steps)
 
 
-# what it sees
+# observation
 
 
 def test_observation_by_hand() -> None:
@@ -77,13 +77,13 @@ def test_a_constant_head_is_shown_as_zeros(value: float) -> None:
     assert observe(torch.full((LAYOUT.size,), value), LAYOUT, 5, 10).tolist() == [0.0] * 16
 
 
-def test_large_numbers_and_large_crowds_stay_in_range() -> None:
+def test_large_parameters_and_many_attackers_stay_in_range() -> None:
     seen = observe(PARAMS * 3e38, LAYOUT, 25, 10)
     assert bool(seen.isfinite().all())
     assert (float(seen.min()), float(seen.max()), float(seen[-1])) == (-1.0, 1.0, 1.0)
 
 
-# what it answers
+# action
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_the_network_against_plain_python(seed: int, hidden: list[int], n_malici
     assert steps in (math.floor(24 * values[1] + 25 - 1e-3), math.floor(24 * values[1] + 25 + 1e-3))
 
 
-# what is sent
+# forged update
 
 
 def test_forged_by_hand(tmp_path: Path) -> None:
     attack = LearnedPolicy(save_policy(constant_policy(LAYOUT, actions=ActionRanges((1.0, 4.0), (1, 10))), tmp_path))
     updates = torch.arange(4.0)[:, None].expand(4, LAYOUT.size)
-    rows, state = attack.forge(Cohort.of(updates, PARAMS, LAYOUT), LIARS, attack.init())
+    rows, state = attack.forge(Cohort.of(updates, PARAMS, LAYOUT), MALICIOUS, attack.init())
     assert state is None
-    assert rows[LIARS].tolist() == [[-5.0] * LAYOUT.size] * 2  # −2.5 times the mean of rows 1 and 3
+    assert rows[MALICIOUS].tolist() == [[-5.0] * LAYOUT.size] * 2  # −2.5 times the mean of rows 1 and 3
     assert attack.plan_training(PARAMS, LAYOUT, 2, None) == TrainingPlan(steps=5)
 
 
@@ -140,12 +140,12 @@ def test_the_answer_depends_on_the_model_and_the_number_of_attackers(tmp_path: P
     found = {attack.plan_training(params, LAYOUT, n, None).steps for params in models for n in range(6)}
     assert len(found) > 3
     cohort = Cohort.of(torch.ones(4, LAYOUT.size), models[0], LAYOUT)
-    rows, _ = attack.forge(cohort, LIARS, None)
+    rows, _ = attack.forge(cohort, MALICIOUS, None)
     assert rows[1, 0].item() == pytest.approx(-policy.decide(models[0], LAYOUT, 2)[0])
 
 
-def test_it_plays_in_a_federation(tmp_path: Path) -> None:
-    """The same rounds as the single move that the policy always answers with; and they hurt."""
+def test_in_a_federation(tmp_path: Path) -> None:
+    """A constant policy gives the same rounds as the attack with its one action."""
     world = digits_world(malicious=0.3)
     policy = constant_policy(world.task.layout, (0.25, -0.5), ActionRanges((0.1, 29.9), (1, 10)))
     magnitude, steps = policy.decide(world.task.initial(), world.task.layout, 1)
@@ -170,7 +170,7 @@ def test_kept_and_read_again(tmp_path: Path) -> None:
 
 
 def test_described_with_its_digest(tmp_path: Path) -> None:
-    """A policy that was trained again is another attack: finished runs are not taken for its own."""
+    """A policy that was trained again is a different attack: finished runs are not reused."""
     path = save_policy(random_policy(LAYOUT, seed=0), tmp_path)
     first = LearnedPolicy(path)
     table = describe(first)
@@ -263,4 +263,4 @@ def test_a_policy_for_another_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trained for a last layer of 15 numbers, 'head.weight' of this model has 6"):
         attack.plan_training(torch.zeros(6), other, 1, None)
     with pytest.raises(ValueError, match="15 numbers"):
-        attack.forge(Cohort.of(torch.zeros(4, 6), torch.zeros(6), other), LIARS, None)
+        attack.forge(Cohort.of(torch.zeros(4, 6), torch.zeros(6), other), MALICIOUS, None)

@@ -1,4 +1,4 @@
-"""Mimic: one honest client is copied, always the same, and it is the one that lies farthest out."""
+"""Mimic: all malicious clients copy the honest client farthest out along z, always the same one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cosdefense.core import State, generator
 from doubles import cohort_of, save_and_load
 from shapes import unchecked
 
-LIARS = torch.arange(8) >= 6
+MALICIOUS = torch.arange(8) >= 6
 
 
 def play(attack: Mimic, n_rounds: int, clients: list[list[int]] | None = None) -> tuple[list[int], list[Cohort], State]:
@@ -24,10 +24,12 @@ def play(attack: Mimic, n_rounds: int, clients: list[list[int]] | None = None) -
         places = np.array([[-1.0, 0.5, 2.0, -0.5, 0.0, 1.0, 9.0, -9.0][name % 8] for name in names])
         rows = places[:, None] * np.array([1.0, -1.0]) + 0.3 * rng.normal(size=(len(names), 2))
         cohort = cohort_of(rows, names, seed=number)
-        liars = torch.tensor([name % 8 >= 6 for name in names])
-        forged, state = attack.forge(cohort, liars, state)
-        assert bool((forged[liars] == forged[liars][0]).all())
-        (match,) = (cohort.updates == forged[liars][0]).all(dim=1).nonzero().flatten().tolist()  # statistics included
+        malicious = torch.tensor([name % 8 >= 6 for name in names])
+        forged, state = attack.forge(cohort, malicious, state)
+        assert bool((forged[malicious] == forged[malicious][0]).all())
+        (match,) = (
+            (cohort.updates == forged[malicious][0]).all(dim=1).nonzero().flatten().tolist()
+        )  # statistics included
         copied.append(names[match])
         history.append(cohort)
     return copied, history, state
@@ -44,7 +46,7 @@ def test_partial_knowledge_copies_one_of_their_own() -> None:
     assert copied[5] in (6, 7)
 
 
-def test_the_next_one_where_the_favorite_stays_away() -> None:
+def test_the_next_client_is_copied_where_the_first_is_absent() -> None:
     away = [[0, 1, 3, 4, 5, 6, 7] if number % 2 else list(range(8)) for number in range(30)]
     copied, _, _ = play(Mimic(warm_up=10), 30, away)
     assert set(copied[10::2]) == {2}
@@ -65,7 +67,7 @@ def test_slow_twin() -> None:
     _, history, state = play(Mimic(warm_up=6), 6)
     mean, spread, sums = np.zeros(2), np.zeros(2), dict[int, list[float]]()
     for t, cohort in enumerate(history):
-        rows = cohort.updates[~LIARS, :2].numpy()
+        rows = cohort.updates[~MALICIOUS, :2].numpy()
         start = torch.randn(2, generator=generator(cohort.seed, "mimic"), dtype=torch.float64).numpy()
         mean = (t * mean + rows.mean(axis=0)) / (t + 1)
         z = spread if spread.any() else start
@@ -84,7 +86,7 @@ def test_slow_twin() -> None:
 def test_the_direction_is_where_clients_differ_most() -> None:
     """Against numpy's eigenvectors of what was seen."""
     _, history, state = play(Mimic(warm_up=30), 30)
-    rows = np.concatenate([cohort.updates[~LIARS, :2].numpy() for cohort in history])
+    rows = np.concatenate([cohort.updates[~MALICIOUS, :2].numpy() for cohort in history])
     leading = np.linalg.eigh(np.cov(rows.T)).eigenvectors[:, -1]
     z = state.spread.numpy() / np.linalg.norm(state.spread.numpy())
     assert abs(float(z @ leading)) > 0.999
@@ -93,8 +95,8 @@ def test_the_direction_is_where_clients_differ_most() -> None:
 def test_the_memory_can_be_saved() -> None:
     attack = Mimic(warm_up=5)
     _, history, state = play(attack, 4)
-    here, _ = attack.forge(history[0], LIARS, state)
-    there, _ = attack.forge(history[0], LIARS, save_and_load(state, attack))  # type: ignore[arg-type]
+    here, _ = attack.forge(history[0], MALICIOUS, state)
+    there, _ = attack.forge(history[0], MALICIOUS, save_and_load(state, attack))  # type: ignore[arg-type]
     assert torch.equal(here, there)
 
 

@@ -92,8 +92,8 @@ def test_pinned_min_sum() -> None:
 def test_no_farther_than_honest_clients_and_not_a_step_nearer(attack: MinMax | MinSum, scale: float) -> None:
     rows = scale * (0.2 + np.random.default_rng(0).normal(size=(12, 3)))
     rows[:, 2] *= 1000  # a statistic, which no distance sees
-    liars = torch.arange(12) >= 8
-    forged, _ = attack.forge(cohort_of(rows), liars, None)
+    malicious = torch.arange(12) >= 8
+    forged, _ = attack.forge(cohort_of(rows), malicious, None)
     honest = rows[:8, :2] if attack.knowledge == "full" else rows[8:, :2]
     sent = forged[8, :2].numpy()
     bound, measure = allowed(attack, honest), reached(attack)
@@ -113,8 +113,8 @@ whole = st.integers(-20, 20).map(float)
     st.sampled_from(CASES),
 )
 def test_slow_twin(honest: list[list[float]], own: list[list[float]], attack: MinMax | MinSum) -> None:
-    liars = torch.arange(len(honest) + len(own)) >= len(honest)
-    forged, _ = attack.forge(cohort_of([*honest, *own]), liars, None)
+    malicious = torch.arange(len(honest) + len(own)) >= len(honest)
+    forged, _ = attack.forge(cohort_of([*honest, *own]), malicious, None)
     known = np.array(honest if attack.knowledge == "full" else own)
     expected = searched(attack, known, attack.direction)
     # Where the honest clients stand together, rounding decides about the last 1e-7.

@@ -25,9 +25,9 @@ def cohort_of(rows: Tensor | list[list[float]], clients: list[int] | None = None
     return Cohort.of(updates, torch.zeros(d, dtype=torch.float64), Layout((("w", (d,)),), "w", d), names, seed=seed)
 
 
-def drawn(attack: TrimmedMeanPoisoning, columns: list[list[float]], liars: list[bool]) -> Tensor:
+def drawn(attack: TrimmedMeanPoisoning, columns: list[list[float]], malicious: list[bool]) -> Tensor:
     """What the attackers send over many rounds: [rounds, attackers, columns]."""
-    rows, mask = torch.tensor(columns, dtype=torch.float64).T.contiguous(), torch.tensor(liars)
+    rows, mask = torch.tensor(columns, dtype=torch.float64).T.contiguous(), torch.tensor(malicious)
     return torch.stack([attack.forge(cohort_of(rows, seed=seed), mask, None)[0][mask] for seed in range(300)])
 
 
@@ -47,18 +47,18 @@ COLUMNS = [
     [-1.0, -2.0, -3.0, 50.0, 50.0],  # down, all below zero
     [3.0, -4.0, -5.0, 50.0, 50.0],  # down, the highest above zero
 ]
-LIARS = [False, False, False, True, True]
+MALICIOUS = [False, False, False, True, True]
 
 
 def test_pinned_intervals_with_full_knowledge() -> None:
     # Up: below the minimum, [min / 2, min] or [2 min, min]. Down: above the maximum, [max, max / 2] or [max, 2 max].
-    spans(drawn(TrimmedMeanPoisoning(), COLUMNS, LIARS), [(0.5, 1), (-6, -3), (-1, -0.5), (3, 6)])
+    spans(drawn(TrimmedMeanPoisoning(), COLUMNS, MALICIOUS), [(0.5, 1), (-6, -3), (-1, -0.5), (3, 6)])
 
 
 def test_pinned_reach() -> None:
-    spans(drawn(TrimmedMeanPoisoning(factor=4.0), COLUMNS, LIARS), [(0.25, 1), (-12, -3), (-1, -0.25), (3, 12)])
+    spans(drawn(TrimmedMeanPoisoning(factor=4.0), COLUMNS, MALICIOUS), [(0.25, 1), (-12, -3), (-1, -0.25), (3, 12)])
     assert torch.equal(
-        drawn(TrimmedMeanPoisoning(factor=1.0), COLUMNS, LIARS)[0], torch.tensor([[1.0, -3, -1, 3]] * 2).double()
+        drawn(TrimmedMeanPoisoning(factor=1.0), COLUMNS, MALICIOUS)[0], torch.tensor([[1.0, -3, -1, 3]] * 2).double()
     )
 
 
@@ -66,7 +66,7 @@ def test_pinned_intervals_with_partial_knowledge() -> None:
     # The attackers' own honest rows: mean 10 ± 2 (population), mean −10 ± 4. Three to four deviations beyond:
     # 10 − [6, 8] = [2, 4] and −10 + [12, 16] = [2, 6]. What the honest ones send is not known.
     columns = [[-999.0, -999.0, -999.0, 8.0, 12.0], [999.0, 999.0, 999.0, -14.0, -6.0]]
-    spans(drawn(TrimmedMeanPoisoning("partial"), columns, LIARS), [(2, 4), (2, 6)])
+    spans(drawn(TrimmedMeanPoisoning("partial"), columns, MALICIOUS), [(2, 4), (2, 6)])
 
 
 def test_both_directions_are_attacked() -> None:
@@ -74,8 +74,8 @@ def test_both_directions_are_attacked() -> None:
     rng = torch.Generator().manual_seed(0)
     honest = torch.randn(7, 1000, generator=rng).double()
     cohort = cohort_of(torch.cat([honest, torch.zeros(3, 1000, dtype=torch.float64)]))
-    liars = torch.arange(10) >= 7
-    forged = TrimmedMeanPoisoning().forge(cohort, liars, None)[0][liars]
+    malicious = torch.arange(10) >= 7
+    forged = TrimmedMeanPoisoning().forge(cohort, malicious, None)[0][malicious]
     up = honest.mean(dim=0) > 0
     assert 400 < int(up.sum()) < 600
     assert bool((forged[:, up] <= honest.amin(dim=0)[up]).all())
@@ -87,22 +87,22 @@ def test_both_directions_are_attacked() -> None:
 def test_the_aggregate_goes_the_wrong_way(rule: TrimmedMean | Median) -> None:
     rng = torch.Generator().manual_seed(0)
     rows = 0.5 + torch.randn(10, 500, generator=rng).double()
-    liars = torch.arange(10) < 3
+    malicious = torch.arange(10) < 3
     clean, _ = rule(cohort_of(rows), None)
-    forged, _ = TrimmedMeanPoisoning().forge(cohort_of(rows), liars, None)
-    spoiled, _ = rule(cohort_of(torch.where(liars[:, None], forged, rows)), None)
-    assert float(((spoiled - clean) * rows[~liars].mean(dim=0).sign()).mean()) < -0.3
+    forged, _ = TrimmedMeanPoisoning().forge(cohort_of(rows), malicious, None)
+    spoiled, _ = rule(cohort_of(torch.where(malicious[:, None], forged, rows)), None)
+    assert float(((spoiled - clean) * rows[~malicious].mean(dim=0).sign()).mean()) < -0.3
 
 
 def test_attackers_draw_each_their_own_by_identity() -> None:
     rows = torch.randn(5, 20, generator=torch.Generator().manual_seed(0)).double()
-    liars = torch.tensor([True, True, False, False, False])
-    one, _ = TrimmedMeanPoisoning().forge(cohort_of(rows, [7, 8, 1, 2, 3]), liars, None)
-    swapped, _ = TrimmedMeanPoisoning().forge(cohort_of(rows, [8, 7, 1, 2, 3]), liars, None)
+    malicious = torch.tensor([True, True, False, False, False])
+    one, _ = TrimmedMeanPoisoning().forge(cohort_of(rows, [7, 8, 1, 2, 3]), malicious, None)
+    swapped, _ = TrimmedMeanPoisoning().forge(cohort_of(rows, [8, 7, 1, 2, 3]), malicious, None)
     assert not torch.equal(one[0], one[1])
     assert torch.equal(one[0], swapped[1])
     assert torch.equal(one[1], swapped[0])
-    later, _ = TrimmedMeanPoisoning().forge(cohort_of(rows, [7, 8, 1, 2, 3], seed=1), liars, None)
+    later, _ = TrimmedMeanPoisoning().forge(cohort_of(rows, [7, 8, 1, 2, 3], seed=1), malicious, None)
     assert not torch.equal(one[0], later[0])
 
 
@@ -128,13 +128,13 @@ values = st.integers(-50, 50).map(float)
 )
 def test_slow_twin(clients: list[tuple[bool, list[float]]], factor: float, seed: int) -> None:
     """The paper's intervals, coordinate by coordinate; a mean of zero counts as going down."""
-    honest = [row for lies, row in clients if not lies]
-    own = [row for lies, row in clients if lies]
-    liars = torch.tensor([lies for lies, _ in clients])
+    honest = [row for bad, row in clients if not bad]
+    own = [row for bad, row in clients if bad]
+    malicious = torch.tensor([bad for bad, _ in clients])
     cohort = cohort_of([row for _, row in clients], seed=seed)
-    full, _ = TrimmedMeanPoisoning("full", factor).forge(cohort, liars, None)
-    partial, _ = TrimmedMeanPoisoning("partial").forge(cohort, liars, None)
-    assert torch.equal(full[~liars], cohort.updates[~liars])
+    full, _ = TrimmedMeanPoisoning("full", factor).forge(cohort, malicious, None)
+    partial, _ = TrimmedMeanPoisoning("partial").forge(cohort, malicious, None)
+    assert torch.equal(full[~malicious], cohort.updates[~malicious])
     for k in range(3):
         seen = [row[k] for row in honest or own]
         low, high = min(seen), max(seen)
@@ -142,14 +142,14 @@ def test_slow_twin(clients: list[tuple[bool, list[float]]], factor: float, seed:
             interval = (low / factor, low) if low > 0 else (factor * low, low)
         else:
             interval = (high, factor * high) if high > 0 else (high, high / factor)
-        for value in full[liars][:, k].tolist():
+        for value in full[malicious][:, k].tolist():
             assert interval[0] - 1e-9 <= value <= interval[1] + 1e-9
         mine = [row[k] for row in own]
         if mine:
             mean = math.fsum(mine) / len(mine)
             sign = 1 if math.fsum(mine) > 0 else -1
             deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in mine) / len(mine))
-            for value in partial[liars][:, k].tolist():
+            for value in partial[malicious][:, k].tolist():
                 assert 3 * deviation - 1e-9 <= sign * (mean - value) <= 4 * deviation + 1e-9
 
 
