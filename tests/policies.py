@@ -1,4 +1,4 @@
-"""Policies made by hand, for tests that need one."""
+"""Policies for tests, random or constant, and how to save them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random_policy(
     sampled: int = 10,
     actions: ActionRanges = ActionRanges(),
 ) -> Policy:
-    """Random weights: another answer for every model."""
+    """A policy with random weights: its actions depend on the model."""
     rng = torch.Generator().manual_seed(seed)
     sizes = (head_size(layout) + 1, *hidden, 2)
     layers = tuple(
@@ -32,12 +32,12 @@ def random_policy(
 def constant_policy(
     layout: Layout, action: tuple[float, float] = (0.0, 0.0), actions: ActionRanges = ActionRanges()
 ) -> Policy:
-    """The same answer whatever it sees."""
+    """A policy that always chooses the same action."""
     bias: Tensor = torch.atanh(torch.tensor(action))
     return Policy(((torch.zeros(2, head_size(layout) + 1), bias),), actions, sampled=10)
 
 
 def save_policy(policy: Policy, folder: Path, name: str = "policy.safetensors") -> str:
-    """The path of a file with it."""
+    """Save the policy and return the path of its file."""
     (folder / name).write_bytes(policy.to_bytes())
     return str(folder / name)

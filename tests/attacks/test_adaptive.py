@@ -138,7 +138,7 @@ class SignSplit(Filter):
 
 
 def test_camouflage_against_a_filter_that_splits_by_sign() -> None:
-    """Turned round they are all rejected; on the honest side of the split some harm remains, and they stay there."""
+    """Reversed updates are all rejected; the attack finds damaging ones that the filter accepts."""
     defense = Defense((SignSplit(),), Mean())
     for number in range(5):
         cohort = round_of(number)
