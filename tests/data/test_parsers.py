@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as drawn
 from numpy.typing import NDArray
 from PIL import Image
 
-from cosdefense.data import DataError, formats
+from cosdefense.data import DataError, parsers
 from cosdefense.data.parsers import Split
 from cosdefense.data.releases import CifarBatches, IdxFiles, JpegFolders
 
@@ -102,7 +102,7 @@ def same(found: tuple[Split, Split], expected: tuple[Split, Split]) -> bool:
 
 @given(drawn.arrays(np.uint8, drawn.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)))
 def test_idx_reads_what_was_written(array: Bytes) -> None:
-    assert np.array_equal(formats.parse_idx(idx(array), "x", array.ndim), array)
+    assert np.array_equal(parsers.parse_idx(idx(array), "x", array.ndim), array)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_idx_reads_what_was_written(array: Bytes) -> None:
 )
 def test_damaged_idx_is_named(data: bytes, message: str) -> None:
     with pytest.raises(DataError, match="some-file: .*" + message):
-        formats.parse_idx(data, "some-file", 3)
+        parsers.parse_idx(data, "some-file", 3)
 
 
 def test_a_header_that_promises_terabytes_allocates_nothing() -> None:
@@ -126,7 +126,7 @@ def test_a_header_that_promises_terabytes_allocates_nothing() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="found 100"):
-            formats.parse_idx(data, "x", 3)
+            parsers.parse_idx(data, "x", 3)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
@@ -177,11 +177,11 @@ def test_every_idx_file_is_compared_with_its_digest(tmp_path: Path, name: str) -
 
 def test_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
     files = unpack({"plain": b"12345", "packed.gz": gzip.compress(bytes(1_000_000))}, tmp_path)
-    assert formats.read_file(files / "plain", 5) == b"12345"
+    assert parsers.read_file(files / "plain", 5) == b"12345"
     with pytest.raises(DataError, match="plain: needed at most 4 bytes"):
-        formats.read_file(files / "plain", 4)
+        parsers.read_file(files / "plain", 4)
     with pytest.raises(DataError, match=r"packed\.gz: needed at most 999 bytes"):
-        formats.read_file(files / "packed.gz", 999)
+        parsers.read_file(files / "packed.gz", 999)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_unreadable_files_are_named(tmp_path: Path, data: bytes | None) -> None:
     if data is not None:
         (tmp_path / "file.gz").write_bytes(data)
     with pytest.raises(DataError, match=r"file\.gz: needed a readable file, found ."):
-        formats.read_file(tmp_path / "file.gz", 10_000)
+        parsers.read_file(tmp_path / "file.gz", 10_000)
 
 
 # CIFAR-10's batches
@@ -208,7 +208,7 @@ def test_unreadable_files_are_named(tmp_path: Path, data: bytes | None) -> None:
 def test_cifar_binary() -> None:
     images = pixels(3, 3, 32, 32)
     data = b"".join(bytes([label]) + image.tobytes() for label, image in zip((7, 0, 9), images, strict=True))
-    found, labels = formats.parse_cifar_binary(data, "x")
+    found, labels = parsers.parse_cifar_binary(data, "x")
     assert np.array_equal(found, images)
     assert labels.tolist() == [7, 0, 9]
 
@@ -216,13 +216,13 @@ def test_cifar_binary() -> None:
 @pytest.mark.parametrize("length", [0, 1, 3072, 3074])
 def test_cifar_binary_of_a_wrong_length(length: int) -> None:
     with pytest.raises(DataError, match=f"x: needed a multiple of 3073 bytes, found {length}"):
-        formats.parse_cifar_binary(bytes(length), "x")
+        parsers.parse_cifar_binary(bytes(length), "x")
 
 
 @pytest.mark.parametrize("n", [1, 2, 2500])
 def test_cifar_python_as_python_2_wrote_it(n: int) -> None:
     images, expected = pixels(n, 3, 32, 32), rng.integers(0, 10, n).tolist()
-    found, labels = formats.parse_cifar_python(python2_pickle(images, expected), "x")
+    found, labels = parsers.parse_cifar_python(python2_pickle(images, expected), "x")
     assert np.array_equal(found, images)
     assert labels.tolist() == expected
 
@@ -234,7 +234,7 @@ def test_cifar_python_pickled_again(protocol: int, key: Callable[[str], object])
     names = [f"image_{number}.png" for number in range(30)]
     batch = {"batch_label": "one", "labels": expected, "data": images.reshape(30, 3072), "filenames": names}
     data = pickle.dumps({key(name): value for name, value in batch.items()}, protocol)
-    found, labels = formats.parse_cifar_python(data, "x")
+    found, labels = parsers.parse_cifar_python(data, "x")
     assert np.array_equal(found, images)
     assert labels.tolist() == expected
 
@@ -254,17 +254,17 @@ def test_cifar_python_pickled_again(protocol: int, key: Callable[[str], object])
 )
 def test_unfit_pickles_are_named(batch: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match="some-file: needed " + message):
-        formats.parse_cifar_python(pickle.dumps(batch), "some-file")
+        parsers.parse_cifar_python(pickle.dumps(batch), "some-file")
 
 
 def test_a_torn_pickle_is_named() -> None:
     with pytest.raises(DataError, match="x: needed a pickled batch, found"):
-        formats.parse_cifar_python(python2_pickle(pixels(2, 3, 32, 32), [1, 2])[:3000], "x")
+        parsers.parse_cifar_python(python2_pickle(pixels(2, 3, 32, 32), [1, 2])[:3000], "x")
 
 
 def test_an_odd_escape_in_a_pickle_is_no_warning() -> None:
     with pytest.raises(DataError, match="one array of 3072 bytes per image, found 0"):
-        formats.parse_cifar_python(b"c\\u\nname\n.", "x")
+        parsers.parse_cifar_python(b"c\\u\nname\n.", "x")
 
 
 class Hostile:
@@ -279,7 +279,7 @@ def test_a_hostile_pickle_does_not_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     batch = {"evil": Hostile(canary), "labels": [3], "data": bytes(3072)}
     (tmp_path / "batch").write_bytes(pickle.dumps(batch, 2))
-    _, labels = formats.parse_cifar_python((tmp_path / "batch").read_bytes(), "x")
+    _, labels = parsers.parse_cifar_python((tmp_path / "batch").read_bytes(), "x")
     assert labels.tolist() == [3]
     assert not canary.exists()
     unpickle = f"import pickle; pickle.load(open({str(tmp_path / 'batch')!r}, 'rb'))"
@@ -295,7 +295,7 @@ def test_jpeg_keeps_colors_and_directions() -> None:
     picture[:8, :, 0] = 255  # the upper half is red
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=95, subsampling=0)
-    found = formats.parse_jpeg(file.getvalue(), "x", (24, 16))
+    found = parsers.parse_jpeg(file.getvalue(), "x", (24, 16))
     assert found.shape == (3, 16, 24)
     assert np.abs(found.astype(int) - picture.transpose(2, 0, 1)).max() < 20
 
@@ -319,14 +319,14 @@ def png() -> bytes:
 )
 def test_unfit_images_are_named(data: bytes, message: str) -> None:
     with pytest.raises(DataError, match="x: needed a JPEG image, RGB of 32 × 32, " + message):
-        formats.parse_jpeg(data, "x", (32, 32))
+        parsers.parse_jpeg(data, "x", (32, 32))
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     data = jpeg()
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"needed Pillow.*pip install 'cosdefense\[data\]'"):
-        formats.parse_jpeg(data, "x", (32, 32))
+        parsers.parse_jpeg(data, "x", (32, 32))
 
 
 # Whatever is in a file, the only complaint is a DataError
@@ -352,7 +352,7 @@ def survives(parse: Callable[[], object]) -> None:
 
 @given(damaged(idx(pixels(2, 3, 4))) | st.binary(max_size=40))
 def test_any_bytes_as_idx(data: bytes) -> None:
-    survives(lambda: formats.parse_idx(data, "x", 3))
+    survives(lambda: parsers.parse_idx(data, "x", 3))
 
 
 SMALL_PICKLE = python2_pickle(pixels(1, 3, 32, 32), [1])
@@ -361,12 +361,12 @@ HEAD, TAIL = SMALL_PICKLE[:240], SMALL_PICKLE[-60:]
 
 @given(damaged(HEAD + TAIL) | damaged(SMALL_PICKLE) | st.binary(max_size=40))
 def test_any_bytes_as_a_pickle(data: bytes) -> None:
-    survives(lambda: formats.parse_cifar_python(data, "x"))
+    survives(lambda: parsers.parse_cifar_python(data, "x"))
 
 
 @given(damaged(jpeg()))
 def test_any_bytes_as_an_image(data: bytes) -> None:
-    survives(lambda: formats.parse_jpeg(data, "x", (32, 32)))
+    survives(lambda: parsers.parse_jpeg(data, "x", (32, 32)))
 
 
 # Archives and folders
@@ -389,8 +389,8 @@ def binary(images: Bytes, labels: list[int]) -> bytes:
 
 
 KINDS = {
-    "binary": ("c.tar.gz", "batches-bin", ".bin", formats.parse_cifar_binary, binary),
-    "python": ("c.tar.gz", "batches-py", "", formats.parse_cifar_python, python2_pickle),
+    "binary": ("c.tar.gz", "batches-bin", ".bin", parsers.parse_cifar_binary, binary),
+    "python": ("c.tar.gz", "batches-py", "", parsers.parse_cifar_python, python2_pickle),
 }
 
 
