@@ -25,7 +25,8 @@ class Cohort:
         params: The global model that every client started from.
         layout: Where the model's tensors are in a row.
         clients: Identities that last across rounds.
-        weights: How much each row counts.
+        weights: How much each row counts. Equal by default: a client's claim about its sample count is not evidence.
+            Median and trimmed mean count rows, not weights.
         seed: For rules that draw at random: the same seed draws the same.
         trusted_data: Clean data at the server, if there is any.
     """

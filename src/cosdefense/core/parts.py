@@ -57,7 +57,12 @@ class Part(ABC):
 
 
 class Filter(Part):
-    """Judges the clients of a round."""
+    """Judges the clients of a round.
+
+    The order of rows carries no information: a filter is permutation-equivariant, and ties do not depend on position.
+    Where all scores are equal there is no outlier, and most filters accept everybody. Filters that measure trust may
+    reject everybody.
+    """
 
     @abstractmethod
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]: ...

@@ -13,7 +13,8 @@ class MissingTrustedData(RuntimeError):
 class TrustedData:
     """Clean data at the server. Override the methods that your deployment can answer; the others raise an error.
 
-    A result may depend on the arguments only: the same arguments give the same result.
+    A result may depend on the arguments only: the same arguments give the same result. The simulator holds such samples
+    out of the training set (`data.trusted`, `data.shared`), never out of the test set.
     """
 
     def update(self, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
