@@ -3,8 +3,8 @@
 Special cases are handled here, once for all rules:
 
 * A row with NaN or infinity is rejected before any filter runs.
-* Rejected rows are removed between filters, never set to zero: a zero row attracts Krum. An aggregator that skips rows of
-  weight 0 (the mean) gets them as they are, because removing rows means copying all others.
+* Rejected rows are removed between filters, never set to zero: a zero row attracts Krum. An aggregator that skips rows
+  of weight 0 (the mean) gets them as they are, because removing rows means copying all others.
 * If nobody is left, or the combined update is not finite, the model does not change and `Verdict.skipped` says why.
 * A rule with fewer clients than it needs raises `TooFewClients`. `run_round` turns that into a skipped round.
 * No update pushes a tracked variance below zero.
