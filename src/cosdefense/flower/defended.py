@@ -167,12 +167,12 @@ class Defended(Strategy):
         resume: bool = False,
     ) -> Result:
         """As `Strategy.start`, with a `GuardedGrid` and a checkpoint after every round."""
-        from .federation import run_federation
+        from .federation import RoundSettings, run_federation
 
-        return run_federation(
-            self, grid, initial_arrays, num_rounds, timeout, train_config or ConfigRecord(),
-            evaluate_config or ConfigRecord(), evaluate_fn, resume,
-        )  # fmt: skip
+        settings = RoundSettings(
+            timeout, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate_fn
+        )
+        return run_federation(self, grid, initial_arrays, num_rounds, settings, resume)
 
     # ---- the steps of a round
 

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import flwr
@@ -32,16 +32,18 @@ log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+@dataclass(frozen=True)
+class RoundSettings:
+    """The arguments of `Strategy.start` that every round needs."""
+
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: Evaluate | None
+
+
 def run_federation(
-    defended: Defended,
-    grid: Grid,
-    initial_arrays: ArrayRecord,
-    num_rounds: int,
-    timeout: float,
-    train_config: ConfigRecord,
-    evaluate_config: ConfigRecord,
-    evaluate_fn: Evaluate | None,
-    resume: bool,
+    defended: Defended, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, settings: RoundSettings, resume: bool
 ) -> Result:
     """Run all rounds, or those that the checkpoint does not include."""
     if resume and defended.checkpoint_dir is None:
@@ -49,35 +51,43 @@ def run_federation(
     folder = None if defended.checkpoint_dir is None else RunFolder(defended.checkpoint_dir)
     with folder.lock() if folder else nullcontext():
         progress = _start_or_resume(defended, folder, initial_arrays, resume)
-        result, arrays, guarded = progress.result, progress.arrays, GuardedGrid(grid, defended.deadline)
+        guarded, first = GuardedGrid(grid, defended.deadline), progress.n_rounds + 1
         defended.summary()
-        if evaluate_fn and progress.n_rounds == 0:
-            _set_metrics(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
-        for number in range(progress.n_rounds + 1, num_rounds + 1):
+        if settings.evaluate_fn and first == 1:
+            metrics = settings.evaluate_fn(0, initial_arrays)
+            _set_metrics(progress.result.evaluate_metrics_serverapp, 0, metrics)
+        for number in range(first, num_rounds + 1):
             log.info("[ROUND %s/%s]", number, num_rounds)
-            start = time.monotonic()
-            messages = defended.configure_train(number, arrays, train_config, guarded)
-            replies = guarded.send_and_receive(messages, timeout=timeout)
-            trained, metrics = defended.aggregate_train(number, replies, missing=guarded.rejected)
-            arrays = result.arrays = arrays if trained is None else trained
-            _set_metrics(result.train_metrics_clientapp, number, metrics)
-            trained_at = time.monotonic()
-            messages = defended.configure_evaluate(number, arrays, evaluate_config, guarded)
-            replies = guarded.send_and_receive(messages, timeout=timeout)
-            metrics = defended.aggregate_evaluate(number, replies, missing=guarded.rejected)
-            _set_metrics(result.evaluate_metrics_clientapp, number, metrics)
-            if evaluate_fn:
-                _set_metrics(result.evaluate_metrics_serverapp, number, evaluate_fn(number, arrays))
+            progress, seconds = _run_round(number, progress, defended, guarded, settings)
             if folder and defended.record:
-                seconds = {"train": trained_at - start, "evaluate": time.monotonic() - trained_at}
-                folder.append(_complete_record(defended.record, number, result, seconds))
-                folder.save(to_checkpoint(Progress(number, arrays, result), defended))
-                if number == progress.n_rounds + 1:
+                folder.append(_complete_record(defended.record, number, progress.result, seconds))
+                folder.save(to_checkpoint(progress, defended))
+                if number == first:
                     warn_about_unsaved(defended)
         if folder:
             folder.finish()
     log.info("finished after round %s", num_rounds)
-    return result
+    return progress.result
+
+
+def _run_round(
+    number: int, progress: Progress, defended: Defended, grid: GuardedGrid, settings: RoundSettings
+) -> tuple[Progress, dict[str, float]]:
+    """Train, aggregate and evaluate. Returns the new progress, and the seconds of both phases."""
+    result, start = progress.result, time.monotonic()
+    messages = defended.configure_train(number, progress.arrays, settings.train_config, grid)
+    replies = grid.send_and_receive(messages, timeout=settings.timeout)
+    arrays, metrics = defended.aggregate_train(number, replies, missing=grid.rejected)
+    arrays = result.arrays = progress.arrays if arrays is None else arrays
+    _set_metrics(result.train_metrics_clientapp, number, metrics)
+    trained = time.monotonic()
+    messages = defended.configure_evaluate(number, arrays, settings.evaluate_config, grid)
+    replies = grid.send_and_receive(messages, timeout=settings.timeout)
+    metrics = defended.aggregate_evaluate(number, replies, missing=grid.rejected)
+    _set_metrics(result.evaluate_metrics_clientapp, number, metrics)
+    if settings.evaluate_fn:
+        _set_metrics(result.evaluate_metrics_serverapp, number, settings.evaluate_fn(number, arrays))
+    return Progress(number, arrays, result), {"train": trained - start, "evaluate": time.monotonic() - trained}
 
 
 def _start_or_resume(
