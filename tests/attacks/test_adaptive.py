@@ -67,6 +67,7 @@ def frozen(memory: State) -> tuple[str, list[list[float]]]:
     return json.dumps(structure), [tensor.flatten().tolist() for tensor in tensors.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_defense(name: str) -> None:
     defense, cohort = get(name), round_of(0)
@@ -85,6 +86,7 @@ def test_every_defense(name: str) -> None:
     assert found > 0.1  # some damage against every defense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_defense_with_partial_knowledge(name: str) -> None:
     """What honest clients send changes nothing: it is not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -43,55 +44,66 @@ from cosdefense.filters import (
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
 from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
 
+
+def slow(*parts: object) -> list[Any]:
+    return [pytest.param(part, marks=pytest.mark.slow) for part in parts]
+
+
 # Every class of the catalog with its defaults, and the options that change its behavior.
 FILTER_CASES = [
     *(kind() for kind in FILTERS.values()),
-    CosDefense(layer="features.weight"),
-    CosDefense(threshold="mean+std", k=0.5),
-    CosDefense(threshold="mad", k=3.0),
-    Clip(max_norm=0.1),
-    MultiKrum(contamination=0.1),
-    MultiKrum(contamination=0.0, keep=3),
-    ByGARS(steps=1),
-    ByGARSPlusPlus(rate=1.0, capacity=5),
-    FoolsGold(head_only=True, capacity=5),
-    PCAClusters(source=1),
-    RFFL(warm_up=0, threshold=0.9),
-    Sageflow(max_entropy=2.0, delta=5.0, wait_for_confident_model=False),
+    *slow(
+        CosDefense(layer="features.weight"),
+        CosDefense(threshold="mean+std", k=0.5),
+        CosDefense(threshold="mad", k=3.0),
+        Clip(max_norm=0.1),
+        MultiKrum(contamination=0.1),
+        MultiKrum(contamination=0.0, keep=3),
+        ByGARS(steps=1),
+        ByGARSPlusPlus(rate=1.0, capacity=5),
+        FoolsGold(head_only=True, capacity=5),
+        PCAClusters(source=1),
+        RFFL(warm_up=0, threshold=0.9),
+        Sageflow(max_entropy=2.0, delta=5.0, wait_for_confident_model=False),
+    ),
 ]
 AGGREGATOR_CASES = [
     *(kind() for kind in AGGREGATORS.values()),
-    TrimmedMean(0.1),
-    TrimmedMean(0.0),
-    NoisyMean(1.0, True),
-    Bulyan(0.0),
-    CenteredClipping(radius=1e9, steps=3),
-    GeometricMedian(steps=3, smoothing=0.1),
+    *slow(
+        TrimmedMean(0.1),
+        TrimmedMean(0.0),
+        NoisyMean(1.0, True),
+        Bulyan(0.0),
+        CenteredClipping(radius=1e9, steps=3),
+        GeometricMedian(steps=3, smoothing=0.1),
+    ),
 ]
 ATTACK_CASES = [
     # LearnedPolicy needs a file: test_learned_policy.py. Adaptive stands below, with fewer trials: it takes a minute.
     *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive)),
-    InnerProduct(0.5),
-    SignFlip(5.0),
-    SignFlip(every_step=True),
-    Noise(0.1, additive=True),
-    LabelFlip(1, 7),
-    Backdoor(target=3, fraction=1.0, size=8, scale=None),
-    ExplicitBoosting(steps=1),
-    KrumPoisoning(0.1, knowledge="partial", spread=0.01, min_fraction=0.1),  # a short search; the default's is long
-    TrimmedMeanPoisoning(knowledge="partial"),
-    ALIE(knowledge="partial"),
-    ALIE(z=-1.5),
-    MinMax("sign", "partial"),
-    MinMax("std"),
-    MinSum("sign", "partial", "min"),
-    MinSum("std"),
-    Camouflage(1.0, "partial"),
-    Mimic("partial", warm_up=1),
-    # Twenty trials: every direction in every camouflage.
-    pytest.param(Adaptive(PRESETS["cosdefense"](), trials=20), marks=pytest.mark.slow),
-    pytest.param(Adaptive(PRESETS["multi-krum"](), "partial", trials=7), marks=pytest.mark.slow),
-    pytest.param(Adaptive(PRESETS["bygars++"](), trials=3), marks=pytest.mark.slow),
+    *slow(
+        InnerProduct(0.5),
+        SignFlip(5.0),
+        SignFlip(every_step=True),
+        Noise(0.1, additive=True),
+        LabelFlip(1, 7),
+        Backdoor(target=3, fraction=1.0, size=8, scale=None),
+        ExplicitBoosting(steps=1),
+        KrumPoisoning(0.1, knowledge="partial", spread=0.01, min_fraction=0.1),  # a short search; the default's is long
+        TrimmedMeanPoisoning(knowledge="partial"),
+        ALIE(knowledge="partial"),
+        ALIE(z=-1.5),
+        MinMax("sign", "partial"),
+        MinMax("std"),
+        MinSum("sign", "partial", "min"),
+        MinSum("std"),
+        Camouflage(1.0, "partial"),
+        Mimic("partial", warm_up=1),
+        # Twenty trials: every direction in every camouflage.
+        Adaptive(PRESETS["cosdefense"](), trials=20),
+        Adaptive(PRESETS["multi-krum"](), "partial", trials=7),
+        Adaptive(PRESETS["bygars++"](), trials=3),
+    ),
 ]
 
 
