@@ -26,9 +26,10 @@ from torch.nn.functional import cross_entropy
 from cosdefense.core import generator
 from cosdefense.data import load as load_data
 from cosdefense.data.datasets import Dataset
+from cosdefense.runs.device import choose_device, reproducible
 from cosdefense.runs.experiment import Experiment, load
-from cosdefense.runs.prepare import build_model, build_world, choose_device
-from cosdefense.runs.single_run import federated
+from cosdefense.runs.prepare import build_model, build_world
+from cosdefense.runs.single_run import simulate_cell
 from cosdefense.simulation.world import World
 from cosdefense.studies.paper.plan import files
 from cosdefense.training.executor import train_batched, train_clients
@@ -50,7 +51,7 @@ def whole_run(cell: Experiment, dataset: Dataset, device: torch.device) -> tuple
     torch.backends.cudnn.allow_tf32 = cell.training.tf32
     world, phases, late = build_world(cell, dataset, device), Counter[str](), []
     start = time.perf_counter()
-    for record, _ in federated(cell, world, dataset, None):
+    for record, _ in simulate_cell(cell, world, dataset, None):
         phases.update(record.seconds)
         if record.accuracy is not None and record.round >= cell.training.rounds - 100:
             late.append(record.accuracy)
@@ -202,4 +203,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reproducible():
+        main()

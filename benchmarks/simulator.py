@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosdefense import Attack, Cohort, Defense, get
-from cosdefense.runs.prepare import KEPT, KEPT_PIECE, choose_device
+from cosdefense.runs.memory import KEPT, KEPT_PIECE, keep_freed_memory
 from cosdefense.simulation.evaluation import evaluate
 from cosdefense.simulation.loop import simulate
 from cosdefense.simulation.world import World
@@ -390,7 +390,7 @@ def main() -> None:
         found = flower_rounds(world(), given.repeats)
         print(json.dumps(found.seconds if found else []), flush=True)
         return
-    choose_device("cpu")  # as our commands do: the process keeps its memory, for everybody who is measured in it
+    keep_freed_memory()  # as our commands do; it serves everything that is measured in this process
     began = time.perf_counter()
     small = world()
     fast, torchs = gradient_error(small)

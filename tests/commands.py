@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import warnings
@@ -31,3 +32,7 @@ def called(*arguments: str, cwd: Path) -> CompletedProcess[str]:
         finally:
             signal.signal(signal.SIGTERM, before)
     return CompletedProcess(arguments, code, printed.getvalue(), said.getvalue())
+
+
+def environment(**others: str) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **others}

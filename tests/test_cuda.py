@@ -15,10 +15,10 @@ from torch import nn
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS
 from cosdefense.core import State, pack, unpack
 from cosdefense.data import load
+from cosdefense.runs.device import choose_device, reproducible
 from cosdefense.runs.experiment import Experiment, from_table
 from cosdefense.runs.experiment import load as load_experiment
-from cosdefense.runs.prepare import build_world, choose_device
-from cosdefense.runs.single_run import run
+from cosdefense.runs.prepare import build_world
 from cosdefense.simulation.loop import Round, Snapshot, simulate
 from cosdefense.simulation.world import World
 from cosdefense.testing.contract import LAYOUT, check_aggregator, check_attack, check_filter
@@ -27,10 +27,19 @@ from cosdefense.training.executor import to_channels_last, train_batched, train_
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import resnet18
 from cosdefense.training.task import Task
+from interrupted_runs import rounds_run
 from policies import random_policy, save_policy
 from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
+
+
+@pytest.fixture(autouse=True)
+def same_bits() -> Iterator[None]:
+    """As a run sets it."""
+    with reproducible():
+        yield
+
 
 MNIST = Path(__file__).parents[1] / "experiments" / "mnist-ipm-300.toml"
 
@@ -117,12 +126,9 @@ def test_stopped_and_resumed(tmp_path: Path) -> None:
         "defenses": [{"name": "cosdefense"}],
     }  # fmt: skip
     experiment, data, device = from_table(table), load("digits"), choose_device("cuda")
-    list(run(experiment, tmp_path / "whole", data, device))
-    first = run(experiment, tmp_path / "parts", data, device)
-    for _ in range(3):
-        next(first)
-    first.close()
-    assert len(list(run(experiment, tmp_path / "parts", data, device))) == 5
+    assert len(rounds_run(experiment, tmp_path / "whole", data, device)) == 8
+    assert len(rounds_run(experiment, tmp_path / "parts", data, device, stop_after=3)) == 3
+    assert len(rounds_run(experiment, tmp_path / "parts", data, device)) == 5
     whole, parts = (load_file(tmp_path / name / "checkpoint.safetensors")["params"] for name in ("whole", "parts"))
     assert torch.equal(whole, parts)
 
@@ -159,7 +165,6 @@ def resnet_task() -> Task:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_replayed_training_is_plain_training(steps: int) -> None:
     """Statistics, momentum, weight decay; several rounds from different models; more and fewer clients."""
-    choose_device("cuda")
     task, trainer = resnet_task(), LocalSGD(lr=0.05, momentum=0.9, weight_decay=1e-3)
     params = task.initial()
     rng = torch.Generator("cuda").manual_seed(1)
@@ -175,7 +180,6 @@ def test_replayed_training_is_plain_training(steps: int) -> None:
 
 
 def test_bfloat16_is_replayed_too() -> None:
-    choose_device("cuda")
     torch.manual_seed(0)
     model = resnet18((3, 32, 32), 10).cuda()
     exact, rounded = Task.of(model), Task.of(model, bfloat16=True)
@@ -190,7 +194,6 @@ def test_bfloat16_is_replayed_too() -> None:
 
 
 def test_recordings_go_with_their_task() -> None:
-    choose_device("cuda")
     task = resnet_task()
     images, labels = torch.rand(3, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(3, 1, 64, dtype=torch.long).cuda()
     train_clients(task, LocalSGD(), task.initial(), images, labels)
@@ -202,7 +205,6 @@ def test_recordings_go_with_their_task() -> None:
 
 
 def test_dropout_is_drawn_anew_for_every_client_and_the_same_again_from_a_seed() -> None:
-    choose_device("cuda")
     layers = [nn.Flatten(), nn.Linear(64, 256), nn.Dropout(0.5), nn.Linear(256, 10)]
     task, trainer = Task.of(nn.Sequential(*layers).cuda()), LocalSGD()
     images = torch.rand(1, 1, 4, 1, 8, 8, device="cuda").expand(3, -1, -1, -1, -1, -1)

@@ -70,7 +70,6 @@ def imported_folders(path: Path) -> Iterator[str]:
             yield from [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
 
 
-@pytest.mark.xfail(reason="runs still imports the console of cli", strict=True)
 def test_imports_point_one_way() -> None:
     folders = [path for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"]
     assert {path.name for path in folders} == set(FOLDERS)

@@ -25,9 +25,9 @@ from cosdefense.data import load as load_data
 from cosdefense.ops import cosines
 from cosdefense.runs.experiment import from_table, to_table, to_toml
 from cosdefense.runs.prepare import dry_run
-from cosdefense.runs.single_run import run
 from cosdefense.simulation.loop import simulate
 from cosdefense.testing.examples import LAYOUT, ExampleTrustedData
+from interrupted_runs import rounds_run
 from shapes import unchecked
 from worlds import digits_world
 
@@ -350,14 +350,11 @@ def test_an_interrupted_run_resumes(tmp_path: Path, defense: str) -> None:
     cell = from_table({**EXPERIMENT, "attacks": attacks})
     assert from_table(to_table(cell)) == cell
     assert "adaptive" in to_toml(cell)
-    data, cpu = load_data("digits"), torch.device("cpu")
+    data = load_data("digits")
     dry_run(cell, data)
-    assert len(list(run(cell, tmp_path / "straight", data, cpu))) == 6
-    begun = run(cell, tmp_path / "broken", data, cpu, checkpoint_seconds=0.0)
-    for _ in range(3):
-        next(begun)
-    begun.close()
-    assert len(list(run(cell, tmp_path / "broken", data, cpu))) == 3
+    assert len(rounds_run(cell, tmp_path / "straight", data)) == 6
+    rounds_run(cell, tmp_path / "broken", data, stop_after=3)
+    assert len(rounds_run(cell, tmp_path / "broken", data)) == 3
     straight, broken = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("straight", "broken"))
     assert straight.keys() == broken.keys()
     assert all(torch.equal(broken[key], tensor) for key, tensor in straight.items())

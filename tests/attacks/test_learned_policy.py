@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,7 +187,6 @@ def test_described_with_its_digest(tmp_path: Path) -> None:
 def test_found_beside_the_experiment_or_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
     beside, here = tmp_path / "beside", tmp_path / "here"
     for seed, folder in enumerate((beside, here)):
         folder.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cosdefense
-from commands import called
+from commands import called, environment
 
 TOML = """
 name = "tiny"
@@ -36,11 +35,11 @@ name = "median"
 """
 
 
-def cosdefense_(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def cosdefense_(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cosdefense", *arguments],
         cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environment},
+        env=environment(**variables),
     )  # fmt: skip
 
 
@@ -189,8 +188,7 @@ def test_ctrl_c_and_a_time_limit_leave_a_resumable_run_and_say_so(folder: Path, 
     name = f"long-{ending.name}"
     settings = ["--set", "training.rounds=500", "--set", f"name={name}", "--set", 'defenses=[{name="fedavg"}]']
     command = [sys.executable, "-m", "cosdefense", "run", "tiny.toml", *settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment())
     long = folder / "runs" / name
     deadline = time.monotonic() + 120
     while not any(len(path.read_bytes().splitlines()) > 20 for path in long.rglob("records.jsonl")):
@@ -199,7 +197,7 @@ def test_ctrl_c_and_a_time_limit_leave_a_resumable_run_and_say_so(folder: Path, 
     process.send_signal(ending)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; nothing is lost" in said
+    assert "interrupted; every run is saved" in said
     assert "Traceback" not in said
     (records,) = long.rglob("records.jsonl")
     assert (records.parent / "checkpoint.safetensors").exists()

@@ -271,7 +271,7 @@ def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
     hold.write_text("6")  # it is heard between two rounds
     printed, said = first.communicate(timeout=300)
     assert first.returncode == 130, said
-    assert "interrupted; nothing is lost: the same command goes on where it stopped" in said
+    assert "interrupted; every run is saved: the same command resumes" in said
     assert "Traceback" not in said
     assert printed == ""
     for path in (folder / "runs" / "tiny").iterdir():
@@ -284,7 +284,7 @@ def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
     hold.unlink()
     _, said = second.communicate(timeout=300)
     assert second.returncode == 0, said
-    assert "beside:mean: its worker died, going on from the last checkpoint" in said
+    assert "beside:mean: its worker died, resuming from the last checkpoint" in said
     assert decided(folder) == decided(here)
     seen = rounds_seen(folder, "mean")
     assert [state for _, state in seen] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7]  # never again from the beginning
@@ -351,12 +351,12 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
         ({"gpu_share": 1.5}, "--gpu-share must be above 0 and at most 1, got 1.5"),
     ],
 )
-def test_a_workplace_on_a_cluster_has_rules(options: dict[str, Any], complaint: str) -> None:
+def test_a_cluster_takes_only_some_options(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Execution(ray="local", **options)
 
 
-def test_a_workplace_knows_whether_ray_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_execution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingRayExtra, match=r"cosdefense\[ray\]"):
         Execution(ray="local")

@@ -1,13 +1,12 @@
-"""A run is recorded, can be killed at any moment, and goes on to the same bits."""
+"""A run is recorded, can be killed at any moment, and resumes to the same bits."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Generator
+import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,14 @@ from cosdefense.runs.checkpoint import (
     write_atomically,
     write_checkpoint,
 )
-from cosdefense.runs.experiment import Experiment, from_table, to_table, to_toml
-from cosdefense.runs.prepare import NeverReached, build_world, choose_device, dry_run
+from cosdefense.runs.device import choose_device
+from cosdefense.runs.experiment import Experiment, from_table, to_table
+from cosdefense.runs.prepare import NeverReached, build_world, dry_run
 from cosdefense.runs.records import RoundRecord, read_run
 from cosdefense.runs.run_folder import ResumedElsewhere, RunInUse, is_finished
 from cosdefense.runs.single_run import run
 from cosdefense.simulation.loop import Snapshot
+from interrupted_runs import rounds_run
 
 CPU = torch.device("cpu")
 TABLE = {
@@ -49,8 +50,9 @@ def cell(**training: int) -> Experiment:
     return from_table({**TABLE, "training": {**TABLE["training"], **training}})  # type: ignore[dict-item]
 
 
-def go(folder: Path, experiment: Experiment | None = None) -> Generator[RoundRecord, None, None]:
-    return run(experiment or cell(), folder, load_data("digits"), CPU, checkpoint_seconds=0.0)
+def go(folder: Path, experiment: Experiment | None = None, *, stop_after: int | None = None) -> list[int]:
+    """The numbers of the rounds that were run."""
+    return rounds_run(experiment or cell(), folder, load_data("digits"), stop_after=stop_after, checkpoint_seconds=0.0)
 
 
 def bits(folder: Path) -> tuple[list[dict[str, object]], bytes]:
@@ -64,7 +66,7 @@ def bits(folder: Path) -> tuple[list[dict[str, object]], bytes]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert len(list(go(folder))) == 12
+    assert go(folder) == list(range(12))
     return folder
 
 
@@ -94,112 +96,98 @@ def test_what_lies_on_disk(whole: Path) -> None:
 def test_a_finished_run_is_not_run_again(whole: Path) -> None:
     assert is_finished(whole)
     before = (whole / "records.jsonl").read_bytes()
-    assert list(go(whole)) == []
+    assert go(whole) == []
     assert (whole / "records.jsonl").read_bytes() == before
 
 
 def test_the_same_command_gives_the_same_bits(whole: Path, tmp_path: Path) -> None:
-    list(go(tmp_path))
+    go(tmp_path)
     assert bits(tmp_path) == bits(whole)
 
 
 @pytest.mark.parametrize("stop", [1, 5, 11])
-def test_stopping_and_going_on(whole: Path, tmp_path: Path, stop: int) -> None:
-    """As Ctrl-C does it: the generator is closed after some rounds."""
-    first = go(tmp_path)
-    for _ in range(stop):
-        next(first)
-    first.close()
+def test_stopped_and_resumed(whole: Path, tmp_path: Path, stop: int) -> None:
+    """As Ctrl-C does it."""
+    go(tmp_path, stop_after=stop)
     assert not is_finished(tmp_path)
-    assert [record.round for record in go(tmp_path)] == list(range(stop, 12))
+    assert go(tmp_path) == list(range(stop, 12))
     assert bits(tmp_path) == bits(whole)
 
 
 def test_records_beyond_the_checkpoint_are_run_again(whole: Path, tmp_path: Path) -> None:
     """A crash between two checkpoints leaves more lines than the checkpoint knows, the last one torn."""
-    first = go(tmp_path)
-    for _ in range(4):
-        next(first)
-    first.close()
+    go(tmp_path, stop_after=4)
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"round":4,"clients":[1],"weights":[9.0]}\n{"round":5,"cli')
-    list(go(tmp_path))
+    go(tmp_path)
     assert bits(tmp_path) == bits(whole)
 
 
-KILLED = """
-import os, signal, sys, threading, torch
-from pathlib import Path
-from cosdefense.data import load
-from cosdefense.runs.experiment import load as load_experiment
-from cosdefense.runs.single_run import run
-torch.set_num_threads(1)
-file, folder, fatal_round, delay = sys.argv[1:]
-cell, device = load_experiment(Path(file)), torch.device("cpu")
-for record in run(cell, Path(folder), load("digits"), device, checkpoint_seconds=0.0):
-    if record.round == int(fatal_round):  # soon after, somewhere inside a round or a write
-        threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
-"""
+def run_and_die(experiment: Experiment, folder: Path, fatal_round: int, delay: float) -> bool:
+    """Run in another process that gets SIGKILL soon after this round; whether that came before the end."""
+
+    def die_soon(record: RoundRecord) -> None:  # somewhere inside a round or a write
+        if record.round == fatal_round:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none of them holds a lock here
+        child = os.fork()
+    if child == 0:
+        try:
+            run(experiment, folder, load_data("digits"), CPU, checkpoint_seconds=0.0, on_round=die_soon)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
 
 
 @pytest.mark.slow
 def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     """Killed three times in mid-flight, by the hardest signal, and still the same bits in the end."""
-    experiment = cell(rounds=120)
-    file, killed, straight = tmp_path / "small.toml", tmp_path / "killed", tmp_path / "straight"
-    file.write_text(to_toml(experiment))
-
-    def child(folder: Path, fatal_round: int, delay: float) -> int:
-        arguments = [sys.executable, "-c", KILLED, str(file), str(folder), str(fatal_round), str(delay)]
-        return subprocess.run(arguments, check=False, capture_output=True, timeout=300).returncode
-
-    for fatal_round, delay in ((3, 0.0), (25, 0.004), (50, 0.009)):
-        assert child(killed, fatal_round, delay) == -signal.SIGKILL
+    experiment, killed, straight = cell(rounds=20), tmp_path / "killed", tmp_path / "straight"
+    for fatal_round, delay in ((3, 0.0), (8, 0.004), (13, 0.009)):
+        assert run_and_die(experiment, killed, fatal_round, delay)
         assert not is_finished(killed)
-    assert child(killed, -1, 0.0) == 0
-    list(go(straight, experiment))
+    assert not run_and_die(experiment, killed, -1, 0.0)
+    go(straight, experiment)
     assert is_finished(killed)
     assert bits(killed) == bits(straight)
 
 
 @pytest.mark.slow
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
-    first = go(tmp_path)
-    next(first)
-    with pytest.raises(RunInUse, match="is being written by another process"):
-        next(go(tmp_path))
-    first.close()
+    def second(record: RoundRecord) -> None:
+        with pytest.raises(RunInUse, match="is being written by another process"):
+            go(tmp_path)
+
+    run(cell(rounds=1), tmp_path, load_data("digits"), CPU, on_round=second)
 
 
-def test_going_on_elsewhere_is_said(tmp_path: Path) -> None:
-    first = go(tmp_path)
-    next(first)
-    first.close()
+def test_resuming_elsewhere_is_a_warning(tmp_path: Path) -> None:
+    go(tmp_path, stop_after=1)
     records = tmp_path / "records.jsonl"
     records.write_text(records.read_text().replace(torch.__version__, "1.0"))
     with pytest.warns(ResumedElsewhere, match="began with versions .*1.0.* and is resumed with"):
-        list(go(tmp_path))
+        go(tmp_path)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    first = go(tmp_path)
-    next(first)
-    first.close()
+    go(tmp_path, stop_after=1)
     checkpoint = tmp_path / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with pytest.raises(DamagedCheckpoint, match=r"cannot be read .* to start this run again"):
-        list(go(tmp_path))
+        go(tmp_path)
 
 
 def test_lost_records_are_named(tmp_path: Path) -> None:
-    first = go(tmp_path)
-    for _ in range(3):
-        next(first)
-    first.close()
+    go(tmp_path, stop_after=3)
     records = tmp_path / "records.jsonl"
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(DamagedCheckpoint, match=r"needs rounds 0 to 2.*, got 1 of them"):
-        list(go(tmp_path))
+        go(tmp_path)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,12 +254,12 @@ def test_mistakes_that_only_data_reveals() -> None:
         ({"model": {"name": "paper-cnn"}}, "paper-cnn needs 28×28 images"),
     ],
 )
-def test_a_rehearsal_finds_what_only_the_data_reveals(change: dict[str, object], complaint: str) -> None:
+def test_a_dry_run_finds_what_only_the_data_reveals(change: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         dry_run(from_table({**TABLE, **change}), load_data("digits"))
 
 
-def test_a_rehearsal_of_a_sound_experiment_is_silent() -> None:
+def test_a_dry_run_of_a_sound_experiment_is_silent() -> None:
     dry_run(cell(), load_data("digits"))
 
 
@@ -280,6 +268,27 @@ def test_a_schedule_that_is_never_reached_is_said() -> None:
         dry_run(from_table({**TABLE, "schedule": {"attack_start": 12}}), load_data("digits"))
     with pytest.warns(NeverReached, match="the defense starts after the last round"):
         dry_run(from_table({**TABLE, "schedule": {"defense_start": 99}}), load_data("digits"))
+
+
+def test_a_run_does_not_depend_on_the_callers_settings_and_leaves_them_alone(tmp_path: Path) -> None:
+    def settings() -> tuple[bool, ...]:
+        cudnn = torch.backends.cudnn
+        return cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+    inside: list[tuple[bool, ...]] = []
+    torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        before = settings()
+        for tf32 in (False, True):
+            table = {**TABLE, "training": {**TABLE["training"], "rounds": 1, "tf32": tf32}}  # type: ignore[dict-item]
+            run(
+                from_table(table), tmp_path / str(tf32), load_data("digits"), CPU,
+                on_round=lambda record: inside.append(settings()),
+            )  # fmt: skip
+            assert settings() == before
+    finally:
+        torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = False
+    assert inside == [(True, False, False, False), (True, False, True, False)]
 
 
 def test_others_may_read_a_run(whole: Path) -> None:
@@ -309,12 +318,9 @@ def test_memory_and_hooks_survive_a_stop(defense: dict[str, object], tmp_path: P
     table["training"] = {"rounds": 12, "sampled": 5, "batch": 4, "lr": 0.1, "local_steps": 2}
     experiment, data = from_table(table), load_data("digits")
     assert from_table(to_table(experiment)) == experiment
-    list(run(experiment, tmp_path / "whole", data, CPU))
-    first = run(experiment, tmp_path / "parts", data, CPU)
-    for _ in range(7):
-        next(first)
-    first.close()
-    assert len(list(run(experiment, tmp_path / "parts", data, CPU))) == 5
+    run(experiment, tmp_path / "whole", data, CPU)
+    assert rounds_run(experiment, tmp_path / "parts", data, stop_after=7) == list(range(7))
+    assert rounds_run(experiment, tmp_path / "parts", data) == list(range(7, 12))
     whole, parts = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
@@ -324,7 +330,7 @@ def test_clean_and_adversarial_accuracy_are_recorded(tmp_path: Path) -> None:
     def last(folder: str, defense: dict[str, object], **training: object) -> RoundRecord:
         settings = {"rounds": 2, "sampled": 5, "batch": 4, **training}
         table = {**TABLE, "defenses": [defense], "training": settings, "schedule": {}}
-        list(run(from_table(table), tmp_path / folder, load_data("digits"), CPU))
+        run(from_table(table), tmp_path / folder, load_data("digits"), CPU)
         return read_run(tmp_path / folder).rounds[-1]
 
     hardened = last("fat", {"name": "fat", "steps": 2})
@@ -341,7 +347,7 @@ def test_clean_and_adversarial_accuracy_are_recorded(tmp_path: Path) -> None:
 def test_accuracy_with_batch_statistics_is_recorded_where_asked_for(tmp_path: Path) -> None:
     for asked in (False, True):
         table = {**TABLE, "training": {**TABLE["training"], "batch_statistics": asked}}  # type: ignore[dict-item]
-        list(run(from_table(table), tmp_path / str(asked), load_data("digits"), CPU))
+        run(from_table(table), tmp_path / str(asked), load_data("digits"), CPU)
     plain, measured = (read_run(tmp_path / name) for name in ("False", "True"))
     assert all(record.batch_statistics_accuracy is None for record in plain.rounds)
     assert [record.batch_statistics_accuracy for record in measured.rounds] == [r.accuracy for r in measured.rounds]
@@ -354,14 +360,14 @@ def test_accuracy_with_batch_statistics_is_recorded_where_asked_for(tmp_path: Pa
 
 def test_pictures_are_recorded(tmp_path: Path) -> None:
     table = {**TABLE, "defenses": [{"name": "pca-clustering"}]}
-    list(run(from_table(table), tmp_path / "run", load_data("digits"), CPU))
+    run(from_table(table), tmp_path / "run", load_data("digits"), CPU)
     for record in read_run(tmp_path / "run").rounds[3:]:
         points = record.points["PCAClusters"]
         assert len(points) == len(record.clients)
         assert all(point is None or len(point) == 2 for point in points)
 
 
-def test_the_rehearsal_names_missing_data_and_idle_hooks() -> None:
+def test_a_dry_run_names_missing_data_and_idle_hooks() -> None:
     digits = load_data("digits")
     for name, needed in (("fltrust", r"data\.trusted"), ("diversefl", r"clean data at the server")):
         with pytest.raises(ConfigError, match=f"defense {name}: .*{needed}"):

@@ -24,7 +24,7 @@ from cosdefense.runs.experiment import Experiment, load
 from cosdefense.runs.metrics import summarize
 from cosdefense.runs.prepare import build_model, build_world
 from cosdefense.runs.records import RoundRecord
-from cosdefense.runs.single_run import federated
+from cosdefense.runs.single_run import simulate_cell
 from cosdefense.simulation.loop import Snapshot, simulate
 from cosdefense.simulation.world import World
 from cosdefense.studies.paper.plan import QUICK, files
@@ -62,7 +62,7 @@ def peace(dataset: str, seed: int) -> tuple[Dataset, World, RoundRecord, Snapsho
     cell, data = cells(dataset, seed)["none", "none"], load_data(dataset)
     short = replace(cell, training=replace(cell.training, rounds=cell.schedule.attack_start))
     world = build_world(cell, data, torch.device("cpu"))
-    *_, (last, after) = federated(short, world, data, None)
+    *_, (last, after) = simulate_cell(short, world, data, None)
     return data, world, last, after
 
 
@@ -72,7 +72,7 @@ def outcome(dataset: str, attack: str, defense: str, seed: int = 0) -> Outcome:
     data, world, before, start = peace(dataset, seed)
     liars, server = cell.attacks[0].part.init(), cell.defenses[0].part.init()
     start = replace(start, attack_state=liars, defense_state=server)
-    summary = summarize([record for record, _ in federated(cell, world, data, start)])
+    summary = summarize([record for record, _ in simulate_cell(cell, world, data, start)])
     assert before.accuracy is not None
     return Outcome(before.accuracy, summary["tail_accuracy"], summary["malicious_rejected"], summary["honest_rejected"])
 

@@ -10,7 +10,6 @@ client trains on its own data, with the batch size of honest clients, and the me
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, Layout, State
+from ..core.experiment_folder import experiment_folder
 from .attack import Attack, TrainingPlan
 from .policy_network import Policy, digest
 
@@ -61,8 +61,8 @@ class LearnedPolicy(Attack):
     global model and the number of malicious clients in the round.
 
     Args:
-        path: The policy, a safetensors file. A relative path is searched in the working directory, then in the folders
-            where Python searches modules. While an experiment file is read, its folder is one of them.
+        path: The policy, a safetensors file. A relative path is searched in the working directory, then beside the
+            experiment's file.
         sha256: The SHA-256 digest that the file must have. None: it is computed from the file. A changed policy is a
             different attack.
     """
@@ -106,9 +106,9 @@ class LearnedPolicy(Attack):
 
 
 def _find(path: str) -> Path:
-    for folder in ("", *sys.path):
-        if (Path(folder) / path).is_file():
-            return Path(folder) / path
+    for folder in (Path(), experiment_folder() or Path()):
+        if (folder / path).is_file():
+            return folder / path
     raise ValueError(
         f"policy {path} was not found in {Path.cwd()}, nor beside the experiment: cosdefense train-attack makes one"
     )

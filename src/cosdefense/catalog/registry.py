@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from importlib import import_module
 from typing import Any, TypeVar
 
 from .. import aggregators, attacks, filters, hooks
 from ..attacks import Attack
 from ..core import Aggregator, ClientHook, Defense, Filter
+from ..core.experiment_folder import import_module, written_name
 from . import presets
 from .options import ConfigError, call, check_options, coerce, unknown_name_error
 
@@ -139,7 +139,8 @@ def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[
 def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
     """The table for a dataclass, by its name in `known` or else by its import path."""
     kind = type(part)
-    name = next((name for name, entry in known.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
+    import_path = f"{written_name(kind.__module__)}:{kind.__qualname__}"
+    name = next((name for name, entry in known.items() if entry is kind), import_path)
     options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
     return {"name": name, **{key: _to_plain(value) for key, value in options.items()}}
 

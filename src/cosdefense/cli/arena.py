@@ -10,8 +10,8 @@ import typer
 from ..catalog.options import ConfigError
 from ..runs.execution import Execution
 from . import console
-from .options import Changes, DataDir, Device, Draw, GpuShare, Jobs, Json, Publish, RayAddress, Worker
-from .study import Study, processes, run_study
+from .options import Changes, DataDir, Device, Draw, GpuShare, Jobs, Json, Publish, RayAddress, parse_jobs
+from .study import Study, run_study
 
 EPILOG = (
     "Examples: cosdefense arena --defenses CosDefense,median --attacks none,ALIE · cosdefense arena --dataset mnist "
@@ -44,7 +44,6 @@ def arena(
     ray: RayAddress = None,
     gpu_share: GpuShare = 1.0,
     as_json: Json = False,
-    worker: Worker = False,
 ) -> None:
     """Let every defense meet every attack on equal terms, over several seeds, and say who loses least.
 
@@ -54,16 +53,14 @@ def arena(
     """
     from ..studies.arena.plan import Choice, plan
     from ..studies.arena.report import write_arena_report
-    from ..studies.study import experiments_folder
 
     choice = Choice(_names(defenses), _names(attacks), seeds, rounds, changes or ())
     planned = plan(dataset or ["digits"], _shares(attackers), choice)
-    if not worker:
-        for words in planned.left_out:
-            console.note(words)
+    for message in planned.left_out:
+        console.note(message)
     study = Study(planned.runs, TITLE, "this arena", write_arena_report)
-    place = Execution(device, data_dir, processes(jobs), worker, ray, gpu_share, experiments_folder("arena"))
-    run_study(study, out, place, draw=draw, publish=publish, as_json=as_json)
+    execution = Execution(device, data_dir, parse_jobs(jobs), ray, gpu_share)
+    run_study(study, out, execution, draw=draw, publish=publish, as_json=as_json)
 
 
 def _names(text: str | None) -> list[str] | None:

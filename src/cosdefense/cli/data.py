@@ -8,6 +8,7 @@ import typer
 
 from . import console
 from .options import DataDir, Json
+from .progress import DownloadProgress, progress_bars
 
 data_app = typer.Typer(help="Find or fetch the datasets.", no_args_is_help=True)
 
@@ -21,13 +22,13 @@ def fetch(
     """Download what is absent, verified by digest."""
     from ..data import datasets
 
-    with console.progress_bars() as bars:
-        progress = console.download_progress(bars)
-        found = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
+    with progress_bars() as bars:
+        progress = DownloadProgress(bars)
+        paths = {name: str(datasets.fetch(name, data_dir, progress=progress)) for name in names}
     if as_json:
-        console.print_json(found)
+        console.print_json(paths)
         return
-    for name, path in found.items():
+    for name, path in paths.items():
         console.out.print(f"{name}: {path}", soft_wrap=True)
 
 
@@ -40,9 +41,9 @@ def where(
     """Say from where each dataset would be read."""
     from ..data import DATASETS, datasets
 
-    found = {name: datasets.where(name, data_dir) for name in names or DATASETS}
+    paths = {name: datasets.where(name, data_dir) for name in names or DATASETS}
     if as_json:
-        console.print_json({name: path and str(path) for name, path in found.items()})
+        console.print_json({name: path and str(path) for name, path in paths.items()})
         return
-    for name, path in found.items():
+    for name, path in paths.items():
         console.out.print(f"{name}: {path or 'not found; cosdefense data fetch ' + name}", soft_wrap=True)

@@ -13,7 +13,7 @@ from ..core import Need
 from ..data import DATASETS
 from ..data.partition import PARTITIONS
 from ..training.models import MODELS
-from .kinds import Kind
+from .list import Kind
 
 LISTED: dict[Kind, Mapping[str, Callable[..., Any]]] = {
     Kind.defenses: PRESETS,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..runs.execution import WORKER
+from ..catalog.options import ConfigError
 
 Out = Annotated[Path, typer.Option(help="The folder that holds runs.", file_okay=False)]
 DataDir = Annotated[
@@ -29,7 +29,6 @@ RayAddress = Annotated[
 GpuShare = Annotated[
     float, typer.Option(help="With --ray: of a GPU, what each run asks for; 0.25 puts four runs on one.")
 ]
-Worker = Annotated[bool, typer.Option(WORKER, hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
@@ -39,3 +38,11 @@ Publish = Annotated[
     Path | None,
     typer.Option(help="Write the report of the finished runs, and their records made small, to this folder instead."),
 ]
+
+
+def parse_jobs(text: str) -> int | None:
+    """How many processes --jobs asks for; None: as many as fit."""
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError as error:
+        raise ConfigError(f"--jobs must be a number or auto, got {text!r}") from error

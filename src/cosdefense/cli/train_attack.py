@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..catalog.options import ConfigError, unknown_name_error
-from . import console
+from . import console, results
 from .options import Changes, DataDir, Device, Json
+from .progress import DownloadProgress, progress_bars, training_progress
 
 if TYPE_CHECKING:
     from ..reinforcement import TrainingOptions
@@ -49,8 +50,10 @@ def train_attack(
 
     from ..data import datasets
     from ..reinforcement import TrainingInterrupted, train_policy
+    from ..runs.device import choose_device, reproducible
     from ..runs.experiment import load
-    from ..runs.prepare import choose_device, dry_run
+    from ..runs.memory import keep_freed_memory
+    from ..runs.prepare import dry_run
 
     # The file's own attacks may name the very policy that is still to be made.
     experiment = load(file, (*(changes or ()), f"seeds=[{seed}]", 'attacks=[{name="none"}]'))
@@ -67,17 +70,18 @@ def train_attack(
     chosen = choose_device(device)
     if chosen.type == "cpu":
         torch.set_num_threads(1)  # clients are small; and one thread gives the same policy on any number of cores
+    keep_freed_memory()
     try:
-        with console.progress_bars() as bars:
-            dataset = datasets.load(cell.data.dataset, data_dir, progress=console.download_progress(bars))
+        with progress_bars() as bars, reproducible(tf32=cell.training.tf32):
+            dataset = datasets.load(cell.data.dataset, data_dir, progress=DownloadProgress(bars))
             dry_run(cell, dataset)
-            trained = train_policy(cell, dataset, chosen, out, options, console.training_progress(bars, steps))
+            trained = train_policy(cell, dataset, chosen, out, options, training_progress(bars, steps))
     except TrainingInterrupted as stopped:
         kept = f"what was learned so far is in {out}" if stopped.written else "nothing was learned yet"
         console.fail(f"interrupted after {stopped.steps} of {steps} decisions; {kept}", 130)
     except KeyboardInterrupt:
         console.fail("interrupted; nothing was learned yet", 130)
-    console.show_trained(trained, as_json)
+    results.show_trained(trained, as_json)
 
 
 def _training_options(steps: int, episode: int, max_magnitude: float, max_local_steps: int) -> TrainingOptions:

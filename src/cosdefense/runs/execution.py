@@ -1,4 +1,4 @@
-"""Where and by how many the work is done."""
+"""Where runs are made, and by how many processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..catalog.options import ConfigError
-
-WORKER = "--worker"  # the hidden option by which a process knows that another one started it
 
 
 class MissingRayExtra(ImportError):
@@ -22,10 +20,8 @@ class Execution:
     device: str = "auto"
     data_dir: Path | None = None
     processes: int | None = 1  # None: as many as fit
-    worker: bool = False  # started by another process, which tells the user what comes out
     ray: str | None = None  # the address of a cluster, or "local"
     gpu_share: float = 1.0  # of a GPU, what one run on a cluster asks for
-    parts: Path | None = None  # the Python files in this folder go to a cluster's nodes with the runs
 
     def __post_init__(self) -> None:
         if self.processes is not None and self.processes < 1:
@@ -35,7 +31,9 @@ class Execution:
         if self.ray is None:
             return
         if self.processes != 1:
-            raise ConfigError("--jobs is for this machine: with --ray, as many runs go on as the cluster has room for")
+            raise ConfigError(
+                "--jobs is for this machine: with --ray, the cluster decides how many runs it makes at a time"
+            )
         if self.device not in ("auto", "cpu", "cuda"):  # which GPU is for Ray to say
             raise ConfigError(f"with --ray the device must be auto, cpu or cuda, got {self.device!r}")
         if find_spec("ray") is None:

@@ -6,10 +6,9 @@ import hashlib
 import inspect
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +18,7 @@ from ..attacks import Attack
 from ..catalog.options import ConfigError, call, check_options, coerce, unknown_name_error
 from ..catalog.registry import build, build_attack, build_defense, describe, describe_by, lookup
 from ..core import Defense
+from ..core.experiment_folder import reading_from
 from ..data import DATASETS
 from ..data.partition import PARTITIONS, LabelSkew, Partition
 from ..simulation.schedule import Schedule
@@ -107,6 +107,7 @@ class Experiment:
     attacks: tuple[Entry[Attack], ...] = (Entry("none", Attack()),)
     defenses: tuple[Entry[Defense], ...] = (Entry("fedavg", build_defense({"name": "fedavg"})),)
     seeds: tuple[int, ...] = (0,)
+    source: Path | None = field(default=None, compare=False)  # the folder where its own parts lie, if it has some
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name):
@@ -163,7 +164,7 @@ class Experiment:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file, change some of its keys ("training.rounds=100"), check everything."""
-    return from_table(read_table(path, overrides))
+    return from_table(read_table(path, overrides), path.parent)
 
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -177,15 +178,20 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     for override in overrides:
         _override(table, override)
     table.setdefault("name", path.stem)
-    folder = str(path.parent.resolve())  # parts may live beside the file: name = "oracle:OracleKrum"
-    if folder not in sys.path:
-        sys.path.append(folder)
     return table
 
 
-def from_table(table: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested tables, every mistake named by its key."""
-    known = {field.name for field in fields(Experiment)}
+def from_table(table: Mapping[str, Any], source: Path | None = None) -> Experiment:
+    """An experiment from nested tables, every mistake named by its key.
+
+    Parts may be defined beside its file, in the folder `source`: `name = "mine:Part"` is the class `Part` of `mine.py`.
+    """
+    with reading_from(source):
+        return _from_table(table, source)
+
+
+def _from_table(table: Mapping[str, Any], source: Path | None) -> Experiment:
+    known = {field.name for field in fields(Experiment)} - {"source"}
     for key in table:
         if key not in known:
             raise unknown_name_error("key", key, known)
@@ -209,7 +215,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         built["seeds"] = coerce(table["seeds"], tuple[int, ...], "seeds")
     if "name" not in built:
         raise ConfigError("an experiment needs a name")
-    return Experiment(**built)
+    return Experiment(**built, source=source)
 
 
 def to_table(experiment: Experiment) -> dict[str, Any]:

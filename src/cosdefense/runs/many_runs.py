@@ -1,75 +1,107 @@
-"""Run many cells: in one process, or shared among several, each of which takes what nobody else is at."""
+"""Make many runs: in this process, shared among several processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.progress import Progress
 
-from ..cli import console
 from ..data import datasets
 from ..data.datasets import Dataset
 from . import provenance
-from .execution import WORKER, Execution
+from .device import choose_device, n_cores, threads
+from .execution import Execution
 from .experiment import Experiment
-from .prepare import choose_device, dry_run
-from .run_folder import RunInUse, is_finished
-from .single_run import Play, federated, run
+from .observer import Job, Observer
+from .prepare import dry_run
+from .run_folder import RunFolder, RunInUse, is_finished
+from .single_run import run_locked
 
-RUN_MEMORY = 8 * 2**30  # bytes that a run on a GPU is given room for: generous, nobody knows before it has run
+RUN_MEMORY = 8 * 2**30  # bytes of a GPU that each run is given: generous, because nobody knows before it has run
 
-
-@dataclass(frozen=True)
-class Job:
-    """One run, where it is kept, and how it is called while it runs."""
-
-    cell: Experiment
-    folder: Path
-    label: str
-    play: Play = federated
+LoadData = Callable[[str], Dataset]
 
 
-def run_all(jobs: Sequence[Job], place: Execution, logs: Path) -> None:
-    """Finish every job. What is done is skipped, what was interrupted goes on; Ctrl-C loses nothing."""
-    left = [job for job in jobs if not is_finished(job.folder)]
-    if place.ray is None:
-        device = choose_device(place.device)
-        processes = how_many_fit(device, len(left)) if place.processes is None else place.processes
-        if processes > 1 and device.type == "cpu" and not place.worker:  # a worker was given its share
-            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    _say_finished([job for job in jobs if job not in left])
-    if not left:
+def run_all(
+    jobs: Sequence[Job],
+    execution: Execution = Execution(),
+    observer: Observer | None = None,
+    *,
+    notes: Mapping[str, Any] | None = None,
+    logs: Path | None = None,
+) -> None:
+    """Finish every job. What is done is skipped, what was interrupted is resumed; Ctrl-C loses nothing.
+
+    Several processes are spawned, so that a script that asks for them must be importable: `if __name__ == "__main__"`.
+    What they print goes to files in the folder `logs`, by default the one that holds the first run's. `notes` go into
+    the header of every run; by default the commit of this code.
+    """
+    observer = observer or Observer()
+    todo = [job for job in jobs if not is_finished(job.folder)]
+    observer.jobs_started(todo, [job for job in jobs if job not in todo])
+    if not todo:
         return
-    with console.progress_bars() as bars:
-        data = _Data(place.data_dir, bars)
-        if not place.worker:
-            for experiment in _grids(left):
-                dry_run(experiment, data(experiment.data.dataset))
-        if place.ray is not None:
-            from .ray.driver import run_on_ray
+    load = cache(partial(datasets.load, data_dir=execution.data_dir, progress=observer.downloading))
+    for experiment in _grids(todo):
+        dry_run(experiment, load(experiment.data.dataset))
+    notes = provenance.commit_note() if notes is None else notes
+    if execution.ray is not None:
+        from .ray.driver import run_on_ray
 
-            run_on_ray(left, place, data, _origin(), bars)
-            return
-        several = processes > 1 or place.worker
-        with _helpers(0 if place.worker else min(processes, len(left)) - 1, logs) as helpers:
-            _work(left, data, device, bars, shared=several)
-            _wait(helpers, left, logs, bars)
-        if not place.worker:  # what a helper that broke down left behind
-            _work([job for job in left if not is_finished(job.folder)], data, device, bars, shared=False)
+        run_on_ray(todo, execution, load, notes, observer)
+        return
+    device = choose_device(execution.device)
+    n_processes = how_many_fit(device, len(todo)) if execution.processes is None else execution.processes
+    n_processes = min(n_processes, len(todo))
+    if n_processes == 1:
+        make_runs(todo, load, device, notes, observer)
+        return
+    from .processes import run_in_processes
+
+    share = max(1, torch.get_num_threads() // n_processes) if device.type == "cpu" else None
+    run_in_processes(
+        todo, n_processes, device=device, n_threads=share, data_dir=execution.data_dir, notes=notes, observer=observer,
+        logs=logs or todo[0].folder.parent,
+    )  # fmt: skip
+    with threads(share) if share else nullcontext():  # what a process that broke down left undone
+        make_runs([job for job in todo if not is_finished(job.folder)], load, device, notes, observer)
+
+
+def make_runs(
+    jobs: Sequence[Job],
+    load: LoadData,
+    device: torch.device,
+    notes: Mapping[str, Any],
+    observer: Observer,
+    *,
+    skip_in_use: bool = False,
+) -> None:
+    """Make these runs one after the other, in this process. Those that another process is making may be skipped."""
+    for job in jobs:
+        folder = RunFolder(job.folder)
+        try:
+            with folder.lock():
+                if folder.is_finished:
+                    continue
+                observer.run_started(job)
+                run_locked(
+                    job.cell, folder, load(job.cell.data.dataset), device, notes=notes,
+                    on_round=partial(observer.round_recorded, job),
+                )  # fmt: skip
+                observer.run_finished(job)
+        except RunInUse:
+            if not skip_in_use:
+                raise
 
 
 def how_many_fit(device: torch.device, n: int) -> int:
     """Processes for so many runs: one per core, and on a GPU no more than it has memory for."""
-    fit = len(os.sched_getaffinity(0))
+    fit = n_cores()
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         fit = min(fit, free // RUN_MEMORY)
@@ -83,93 +115,3 @@ def _grids(jobs: Sequence[Job]) -> Iterator[Experiment]:
         attacks = tuple(dict.fromkeys(entry for cell in cells for entry in cell.attacks))
         defenses = tuple(dict.fromkeys(entry for cell in cells for entry in cell.defenses))
         yield replace(cells[0], attacks=attacks, defenses=defenses)
-
-
-class _Data:
-    """Datasets, each loaded when it is first needed."""
-
-    def __init__(self, folder: Path | None, bars: Progress) -> None:
-        progress = console.download_progress(bars)
-        self._load = cache(lambda name: datasets.load(name, folder, progress=progress))
-
-    def __call__(self, name: str) -> Dataset:
-        return self._load(name)
-
-
-def _work(jobs: Sequence[Job], data: _Data, device: torch.device, bars: Progress, *, shared: bool) -> None:
-    overall = bars.add_task("runs", total=len(jobs), note="") if len(jobs) > 1 else None
-    notes = _origin()
-    for number, job in enumerate(jobs):
-        if overall is not None:
-            bars.update(overall, completed=number)
-        try:  # closed, a run saves where it is
-            with closing(
-                run(job.cell, job.folder, data(job.cell.data.dataset), device, play=job.play, notes=notes)
-            ) as records:
-                console.follow(bars, job.label, job.cell.training.rounds, records)
-        except RunInUse:
-            if not shared:
-                raise
-    if overall is not None:
-        bars.update(overall, completed=len(jobs))
-
-
-def _origin() -> dict[str, str]:
-    """For the header of the records: where they come from."""
-    command = {"command": provenance.command([word for word in sys.argv[1:] if word != WORKER])}
-    return command | ({"commit": found} if (found := provenance.commit()) else {})
-
-
-@contextmanager
-def _helpers(n: int, logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The same command in other processes; the runs' locks keep them out of each other's way."""
-    helpers: list[subprocess.Popen[bytes]] = []
-    try:
-        for number in range(2, n + 2):
-            logs.mkdir(parents=True, exist_ok=True)
-            threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-            with _log(logs, number).open("wb") as log:
-                command, *rest = sys.argv[1:]  # behind "--" an option would be taken for a file
-                arguments = [sys.executable, "-m", "cosdefense", command, WORKER, *rest]
-                helpers.append(
-                    subprocess.Popen(
-                        arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | threads
-                    )
-                )
-        yield helpers
-    finally:
-        for helper in helpers:
-            if helper.poll() is None:
-                helper.terminate()  # it saves where it is; a shell's background jobs are deaf to SIGINT
-        for helper in helpers:
-            try:
-                helper.wait(30)
-            except subprocess.TimeoutExpired:
-                helper.kill()  # a run that is killed goes on from its last checkpoint
-                helper.wait()
-
-
-def _wait(helpers: Sequence[subprocess.Popen[bytes]], jobs: Sequence[Job], logs: Path, bars: Progress) -> None:
-    if not helpers:
-        return
-    bar = bars.add_task("runs of other processes", total=len(jobs), note="")
-    finished: set[Path] = set()
-    while any(helper.poll() is None for helper in helpers):
-        finished |= {job.folder for job in jobs if job.folder not in finished and is_finished(job.folder)}
-        bars.update(bar, completed=len(finished))
-        time.sleep(0.5)
-    for number, helper in enumerate(helpers, start=2):
-        if helper.returncode:
-            console.note(f"process {number} ended early, see {_log(logs, number)}")
-
-
-def _log(logs: Path, number: int) -> Path:
-    return logs / f"process-{number}.log"
-
-
-def _say_finished(jobs: Sequence[Job]) -> None:
-    if len(jobs) > 8:
-        console.err.print(f"{len(jobs)} runs were finished earlier, see {jobs[0].folder.parent}", soft_wrap=True)
-        return
-    for job in jobs:
-        console.err.print(f"{job.label}: finished earlier, see {job.folder}", soft_wrap=True)

@@ -1,9 +1,7 @@
-"""Everything before the first round: the device, the world that a seed decides, and a rehearsal."""
+"""Everything before the first round: the world that a seed decides, and a dry run."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from ..attacks import Attack
 from ..catalog.options import ConfigError
 from ..catalog.registry import lookup
 from ..core import Cohort, MissingTrustedData, TooFewClients, derive, generator, use_seed
+from ..core.experiment_folder import reading_from
 from ..data.datasets import Dataset
 from ..hooks import FLWBC
 from ..ops import fraction_of
@@ -26,55 +25,16 @@ from ..training.server_data import ServerData
 from ..training.task import Task
 from .experiment import Experiment
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-KEPT = 512 << 20  # bytes at the end of a thread's heap that are not given back
-KEPT_PIECE = 32 << 20  # the largest piece that comes from the heap: the most that glibc accepts
-
 
 class NeverReached(UserWarning):
     """A schedule whose attack or defense never starts."""
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The device to train on, set up so that the same seed gives the same bits.
-
-    For processes that are ours: it is the process that is set up, on a CPU how its memory is managed.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}") from error
-    if device.type not in ("cpu", "cuda"):  # others lack float64, which the rules need
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
-    if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device {name} was asked for, but torch finds {torch.cuda.device_count()} CUDA GPUs here"
-            )
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False  # ten bits: too few for the same verdicts as on a CPU, unless asked for
-    else:
-        _keep_memory()
-    return device
-
-
-def _keep_memory() -> None:
-    """What a client's step gives back stays with the process for the next one: fresh pages cost a tenth of a round."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, KEPT_PIECE)
-        mallopt(M_TRIM_THRESHOLD, KEPT)
-
-
 def build_model(cell: Experiment, dataset: Dataset) -> nn.Module:
     """The model that training starts from: decided by the seed."""
     (seed,), settings = cell.seeds, dict(cell.model)
-    build = lookup(MODELS, settings.pop("name"), "model")
+    with reading_from(cell.source):
+        build = lookup(MODELS, settings.pop("name"), "model")
     with use_seed(derive(seed, "model"), torch.device("cpu")):
         try:
             model: nn.Module = build(

@@ -13,17 +13,23 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def commit() -> str | None:
-    """The commit that this package is checked out at, marked if it was changed since; None for an installed one.
+    """The commit that this package is checked out at, marked if files were changed since; None for an installed one.
 
-    On a machine that has the files without their history, COSDEFENSE_COMMIT says it.
+    On a machine that has the files without their history, set COSDEFENSE_COMMIT.
     """
-    if told := os.environ.get("COSDEFENSE_COMMIT"):
-        return told
-    found = _git("ls-files", "--error-unmatch", "__init__.py")  # a repository that happens to be around does not count
+    if given := os.environ.get("COSDEFENSE_COMMIT"):
+        return given
+    tracked = _git("ls-files", "--error-unmatch", "__init__.py")  # another project's repository does not count
     head = _git("rev-parse", "--short=12", "HEAD")
-    if found is None or head is None:
+    if tracked is None or head is None:
         return None
     return f"{head} with changes" if _git("status", "--porcelain", "--untracked-files=no", ".") else head
+
+
+def commit_note() -> dict[str, str]:
+    """The commit for the header of a run, where there is one."""
+    known = commit()
+    return {"commit": known} if known else {}
 
 
 def command(arguments: Sequence[str] | None = None) -> str:
@@ -31,10 +37,15 @@ def command(arguments: Sequence[str] | None = None) -> str:
     return shlex.join(["cosdefense", *(sys.argv[1:] if arguments is None else arguments)])
 
 
+def notes() -> dict[str, str]:
+    """Command and commit, for the header of a run that a command makes."""
+    return {"command": command(), **commit_note()}
+
+
 def _git(*arguments: str) -> str | None:
-    asking = ["git", "--no-optional-locks", *arguments]  # else a commit that somebody makes just now could fail
+    question = ["git", "--no-optional-locks", *arguments]  # else a commit made at this moment could fail
     try:
-        done = subprocess.run(asking, cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=20)
+        done = subprocess.run(question, cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -1,10 +1,10 @@
-"""Run one cell of an experiment: record it, checkpoint it, go on where it stopped."""
+"""Run one cell of an experiment: record it, checkpoint it, resume it where it stopped."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,19 +22,17 @@ from ..simulation.loop import Round, Snapshot, simulate
 from ..simulation.profiling import Profiler
 from ..simulation.world import World
 from .checkpoint import checkpoint_of, snapshot_of, write_atomically
+from .device import reproducible
 from .experiment import Experiment, to_table, to_toml
 from .prepare import build_world
 from .records import RoundRecord
 from .run_folder import RunFolder
 
-# What happens round by round, going on from a snapshot: records, and where each leaves everything.
-Play = Callable[[Experiment, World, Dataset, Snapshot | None], Iterator[tuple[RoundRecord, Snapshot]]]
 
-
-def federated(
+def simulate_cell(
     cell: Experiment, world: World, dataset: Dataset, resume: Snapshot | None
 ) -> Iterator[tuple[RoundRecord, Snapshot]]:
-    """A federation, evaluated now and then."""
+    """The rounds of a federation: each as a record, evaluated where due, and the state after it."""
     (seed,), (attack,), (defense,), training = cell.seeds, cell.attacks, cell.defenses, cell.training
     device = world.labels.device
     test = replace(dataset, test_images=dataset.test_images.to(device), test_labels=dataset.test_labels.to(device))
@@ -56,33 +54,46 @@ def run(
     dataset: Dataset,
     device: torch.device,
     *,
-    play: Play = federated,
     notes: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 5.0,
-) -> Generator[RoundRecord, None, None]:
-    """Run one cell, yielding each round as it is recorded: all of them, those that are left, or none.
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> None:
+    """Run one cell to its end: all rounds, those that are left, or none.
 
-    Notes go into the header, for those who ask later where the numbers come from.
+    `on_round` is called after each round is recorded. Whatever ends the run early (Ctrl-C, an error, also one that
+    `on_round` raises), the last recorded round is saved, and the next call resumes after it. `notes` go into the header
+    of the records.
     """
     run_folder = RunFolder(folder)
     with run_folder.lock():
         if not run_folder.is_finished:
-            yield from _run(cell, run_folder, dataset, device, play, notes or {}, checkpoint_seconds)
+            run_locked(
+                cell, run_folder, dataset, device, notes=notes, checkpoint_seconds=checkpoint_seconds,
+                on_round=on_round,
+            )  # fmt: skip
 
 
-def _run(
-    cell: Experiment, folder: RunFolder, dataset: Dataset, device: torch.device, play: Play, notes: Mapping[str, Any],
-    checkpoint_seconds: float,
-) -> Generator[RoundRecord, None, None]:  # fmt: skip
-    torch.backends.cudnn.allow_tf32 = cell.training.tf32
-    world = build_world(cell, dataset, device)
-    start = _resume_or_begin(cell, folder, {**header_of(cell, dataset, world), **notes}, device)
-    write_atomically(folder.path / "experiment.toml", to_toml(cell).encode())
-    with closing(Recorder(folder, start, checkpoint_seconds)) as recorder:
-        for record, after in play(cell, world, dataset, start):
-            recorder.write(record, after)
-            yield record
-    folder.finish()
+def run_locked(
+    cell: Experiment,
+    folder: RunFolder,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    notes: Mapping[str, Any] | None = None,
+    checkpoint_seconds: float = 5.0,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> None:
+    """The same for a caller that holds the folder's lock, of a run that is not finished."""
+    with reproducible(tf32=cell.training.tf32):
+        world = build_world(cell, dataset, device)
+        start = _resume_or_begin(cell, folder, {**header_of(cell, dataset, world), **(notes or {})}, device)
+        write_atomically(folder.path / "experiment.toml", to_toml(cell).encode())
+        with closing(Recorder(folder, start, checkpoint_seconds)) as recorder:
+            for record, after in simulate_cell(cell, world, dataset, start):
+                recorder.write(record, after)
+                if on_round:
+                    on_round(record)
+        folder.finish()
 
 
 def _resume_or_begin(

@@ -1,7 +1,7 @@
-"""Run many cells on a Ray cluster, one task each. Results come home, so that nodes need share no file system with us.
+"""Make many runs on a Ray cluster, one task each. Results are uploaded to the driver: no shared file system is needed.
 
-A worker that dies costs the rounds since its last checkpoint: the run goes on from there with another one. A run that
-fails by itself is reported once the others are finished.
+When a worker dies, its run resumes from the last checkpoint on another one. A run that fails with an error is reported
+once the others are finished.
 """
 
 from __future__ import annotations
@@ -26,26 +26,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from rich.progress import Progress
-
 from ...catalog.options import ConfigError
-from ...cli import console
+from ...core.experiment_folder import package_of
 from ...data.datasets import Dataset
 from ..execution import Execution
-from ..many_runs import Job
+from ..observer import Job, Observer
 from ..run_folder import RunFolder
 from .remote_run import RemoteRun
 from .transport import Inbox
-from .worker import RunRequest, work
+from .worker import RunRequest, make_remote_run
 
 LOCAL = "local"  # in place of an address: a Ray of our own, for as long as the command runs
-RETRIES = 3  # after the death of a worker, as long as no new checkpoint comes
-CHECKPOINT_SECONDS = 20.0  # more than on a disk of one's own: that of a ResNet-18 is 45 MB to send
-PARCEL_SECONDS = 1.0
-FAREWELL_SECONDS = 60.0  # for interrupted runs to end the round they are in
+RETRIES = 3  # after a worker died, as long as no new checkpoint comes
+CHECKPOINT_SECONDS = 20.0  # more than on a local disk: that of a ResNet-18 is 45 MB to send
+UPLOAD_SECONDS = 1.0
+STOP_SECONDS = 60.0  # for interrupted runs to end their round
 
 
-class RayTrouble(RuntimeError):
+class RayUnavailable(RuntimeError):
     """The cluster cannot be used."""
 
 
@@ -54,24 +52,30 @@ class RunsFailed(RuntimeError):
 
 
 def run_on_ray(
-    jobs: Sequence[Job], place: Execution, data: Callable[[str], Dataset], notes: Mapping[str, Any], bars: Progress
-) -> None:
-    """Finish every job on the cluster. Ctrl-C and SIGTERM save every run that is going on."""
+    jobs: Sequence[Job], execution: Execution, load: Callable[[str], Dataset], notes: Mapping[str, Any],
+    observer: Observer,
+) -> None:  # fmt: skip
+    """Finish every job on the cluster. Ctrl-C and SIGTERM save every run that has started."""
+    sources = {job.cell.source for job in jobs if job.cell.source and any(job.cell.source.glob("*.py"))}
+    packages = {source: package_of(source) for source in sources}
     with ExitStack() as stack:
-        stack.enter_context(_connected(str(place.ray), place.parts))
-        gpus = _gpus(place)
+        stack.enter_context(_connect(str(execution.ray), packages))
+        gpus = _gpus(execution)
         for job in jobs:
             stack.enter_context(RunFolder(job.folder).lock())
-        interrupted = stack.enter_context(_signals_heard())
-        dispatcher = Dispatcher(data, gpus, len(jobs), bars)
+        signals = stack.enter_context(_deferred_signals())
+        dispatcher = Dispatcher(load, gpus, observer)
         for job in jobs:
-            order = RunRequest(job.cell, job.play, "cuda" if gpus else "cpu", notes, CHECKPOINT_SECONDS, PARCEL_SECONDS)
-            show = console.RunProgress(bars, job.label, job.cell.training.rounds)
-            dispatcher.send(RemoteRun(job, order, show))
-        while dispatcher.busy and not interrupted():
-            dispatcher.look()
+            package = packages.get(job.cell.source) if job.cell.source else None
+            request = RunRequest(
+                job.cell, "cuda" if gpus else "cpu", notes, CHECKPOINT_SECONDS, UPLOAD_SECONDS,
+                package=package,
+            )  # fmt: skip
+            dispatcher.submit(RemoteRun(job, request, observer))
+        while dispatcher.busy and not signals():
+            dispatcher.poll()
         if dispatcher.busy:
-            dispatcher.stop(lambda: len(interrupted()) > 1)
+            dispatcher.stop(lambda: len(signals()) > 1)
             raise KeyboardInterrupt
     if dispatcher.failures:
         failures = "; ".join(dispatcher.failures)
@@ -79,108 +83,110 @@ def run_on_ray(
 
 
 class Dispatcher:
-    """Sends runs out, and stores what they send home."""
+    """Submits runs to the cluster, and stores what they upload."""
 
-    def __init__(self, data: Callable[[str], Dataset], gpus: float, n: int, bars: Progress) -> None:
+    def __init__(self, load: Callable[[str], Dataset], gpus: float, observer: Observer) -> None:
         self._ray = ray = import_module("ray")
         here = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
-        )  # what could take the mailbox away takes us too
-        self._mailbox = ray.remote(Inbox).options(num_cpus=0, scheduling_strategy=here).remote()
-        # Retries are ours: Ray's own would begin with the files of the first time.
-        self._task = ray.remote(work).options(num_cpus=1, num_gpus=gpus, max_retries=0)
-        self._dataset = cache(lambda name: ray.put(data(name)))  # once for all runs, however many nodes
+        )  # on the driver's node: what ends the inbox ends the driver too
+        self._inbox = ray.remote(Inbox).options(num_cpus=0, scheduling_strategy=here).remote()
+        # Retries are ours: Ray's own would begin with the files of the first attempt.
+        self._task = ray.remote(make_remote_run).options(num_cpus=1, num_gpus=gpus, max_retries=0)
+        self._dataset = cache(lambda name: ray.put(load(name)))  # once for all runs, however many nodes
         self._senders = count()
-        self._errands: dict[int, RemoteRun] = {}  # that are on their way, by sender
+        self._runs: dict[int, RemoteRun] = {}  # that are in progress, by sender
         self._tasks: dict[Any, int] = {}  # and their senders
-        self._bars, self._overall = bars, bars.add_task("runs", total=n, note="")
+        self._observer = observer
         self.failures: list[str] = []
 
     @property
     def busy(self) -> bool:
         return bool(self._tasks)
 
-    def send(self, errand: RemoteRun) -> None:
-        """A task of its own; a sender of its own too, so that a worker taken for dead cannot interfere."""
+    def submit(self, run: RemoteRun) -> None:
+        """Start a task with a new sender number, so that a worker wrongly taken for dead cannot interfere."""
         sender = next(self._senders)
-        dataset = self._dataset(errand.job.cell.data.dataset)
-        self._tasks[self._task.remote(errand.begin(), dataset, self._mailbox, sender)] = sender
-        self._errands[sender] = errand
+        dataset = self._dataset(run.job.cell.data.dataset)
+        self._tasks[self._task.remote(run.start(), dataset, self._inbox, sender)] = sender
+        self._runs[sender] = run
 
-    def look(self) -> None:
-        """Store what came, see who is done."""
+    def poll(self) -> None:
+        """Store what has arrived, and see which tasks have ended."""
         done, _ = self._ray.wait(list(self._tasks), timeout=0.5)
-        self._collect()  # after that, so that what a run sent last is here
+        self._store()  # after the wait, so that the last upload of a task that has ended is here
         for task in done:
-            errand = self._errands.pop(self._tasks.pop(task))
+            run = self._runs.pop(self._tasks.pop(task))
             try:
                 self._ray.get(task)
-                self._bars.advance(self._overall)
+                self._observer.run_finished(run.job)
             except _ray_errors("RayTaskError") as error:
                 cause = getattr(error, "cause", error)
-                self.failures.append(errand.fail(f"{type(cause).__name__}: {cause}", _plain(str(error))))
+                self.failures.append(run.fail(f"{type(cause).__name__}: {cause}", _without_colors(str(error))))
             except _ray_errors("RayError") as error:
-                self._after_death(errand, str(error).partition("\n")[0])
+                self._retry(run, str(error).partition("\n")[0])
 
     def stop(self, impatient: Callable[[], bool]) -> None:
-        """Every run that is going on saves where it is and sends it; the others have nothing to lose."""
-        self._ray.get(self._mailbox.stop.remote())
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        waiting = {task for task, sender in self._tasks.items() if self._errands[sender].heard}
+        """Let every run that has started save and upload its state; the others have nothing to lose."""
+        self._ray.get(self._inbox.stop.remote())
+        deadline = time.monotonic() + STOP_SECONDS
+        waiting = {task for task, sender in self._tasks.items() if self._runs[sender].reported}
         for task in self._tasks.keys() - waiting:
             self._ray.cancel(task)
         while waiting and time.monotonic() < deadline and not impatient():
             done, _ = self._ray.wait(list(waiting), timeout=0.5)
             waiting.difference_update(done)
-        self._collect()
+        self._store()
 
-    def _collect(self) -> None:
-        for sender, parcel in self._ray.get(self._mailbox.collect.remote()):
-            if sender in self._errands:
-                self._errands[sender].store(parcel)
+    def _store(self) -> None:
+        for sender, upload in self._ray.get(self._inbox.take.remote()):
+            if sender in self._runs:
+                self._runs[sender].store(upload)
 
-    def _after_death(self, errand: RemoteRun, reason: str) -> None:
-        errand.deaths += 1
-        if errand.deaths > RETRIES:
-            self.failures.append(errand.fail(f"its worker died {errand.deaths} times in a row", reason))
+    def _retry(self, run: RemoteRun, reason: str) -> None:
+        run.crashes += 1
+        if run.crashes > RETRIES:
+            self.failures.append(run.fail(f"its worker died {run.crashes} times in a row", reason))
             return
-        console.note(f"{errand.job.label}: its worker died, going on from the last checkpoint ({reason})")
-        self.send(errand)
+        self._observer.note(f"{run.job.label}: its worker died, resuming from the last checkpoint ({reason})")
+        self.submit(run)
 
 
 @contextmanager
-def _connected(address: str, parts: Path | None) -> Iterator[None]:
-    """In a cluster. Python files beside the experiment travel along: they may define its parts."""
+def _connect(address: str, packages: Mapping[Path, str]) -> Iterator[None]:
+    """Join a cluster. Python files beside the experiments are sent along: they may define parts."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == LOCAL:  # nobody else needs to see or hear of it
+    if address == LOCAL:  # only this process uses it
         settings |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or it listens to the network on Linux
         if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a key into the user's home
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
     else:
-        _knock(address)
+        _check_reachable(address)
     ray, handler = import_module("ray"), signal.getsignal(signal.SIGTERM)
     names = ("AuthenticationError", "RaySystemError", "RayActorError")
     unusable: tuple[type[Exception], ...] = (ConnectionError, *_ray_errors(*names))
     with TemporaryDirectory(prefix="cosdefense-") as staged:
-        for path in sorted(parts.glob("*.py")) if parts else ():
-            shutil.copy(path, staged)
+        for source, package in packages.items():
+            (Path(staged) / package).mkdir()
+            for path in source.glob("*.py"):
+                shutil.copy(path, Path(staged) / package)
             settings["runtime_env"] = {"working_dir": staged}
             if address == LOCAL:  # Ray hands it to a shell as it is: a path with a space would start no worker
                 settings["runtime_env"]["py_executable"] = shlex.quote(sys.executable)
         try:
             ray.init(address, **settings)
-            signal.signal(signal.SIGTERM, handler)  # Ray has put its own there
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
             yield
         except unusable as error:
-            raise RayTrouble(f"the Ray cluster at {address} does not work for us: {error}") from error
+            raise RayUnavailable(f"the Ray cluster at {address} cannot be used: {error}") from error
         finally:
             ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody is."""
+def _check_reachable(address: str) -> None:
+    """Ray itself would wait for minutes where nothing answers."""
     if address == "auto":
         return
     try:
@@ -193,34 +199,34 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection((host, port), timeout=10).close()
     except OSError as error:
-        raise RayTrouble(f"no Ray cluster answers at {address}: {error}") from error
+        raise RayUnavailable(f"no Ray cluster answers at {address}: {error}") from error
 
 
 @contextmanager
-def _signals_heard() -> Iterator[Callable[[], Sequence[int]]]:
-    """Ctrl-C and SIGTERM wait until they are asked for: what comes home must not be stored by half."""
-    heard: list[int] = []
+def _deferred_signals() -> Iterator[Callable[[], Sequence[int]]]:
+    """Ctrl-C and SIGTERM wait until they are asked for: an upload must not be stored by half."""
+    received: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # a shell's background jobs are deaf to Ctrl-C
-            signal.signal(number, lambda number, _: heard.append(number))
+        if handler is not signal.SIG_IGN:  # as a shell starts background jobs
+            signal.signal(number, lambda number, _: received.append(number))
     try:
-        yield lambda: heard
+        yield lambda: received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _gpus(place: Execution) -> float:
+def _gpus(execution: Execution) -> float:
     """How much of a GPU each run asks for."""
     n = import_module("ray").cluster_resources().get("GPU", 0)
-    if place.device == "cuda" and not n:
+    if execution.device == "cuda" and not n:
         raise ConfigError("device cuda was asked for, but the Ray cluster has no GPU")
-    return place.gpu_share if n and place.device != "cpu" else 0.0
+    return execution.gpu_share if n and execution.device != "cpu" else 0.0
 
 
-def _plain(text: str) -> str:
-    """Without the colors that Ray puts in."""
+def _without_colors(text: str) -> str:
+    """Ray colors its error messages."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 

@@ -1,72 +1,73 @@
-"""A run that is done on another machine, as seen from here: what it writes there is written here too."""
+"""A run that is made on another machine, as the driver sees it: what it writes there is written here too."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ...cli import console
 from ..checkpoint import write_atomically
-from ..many_runs import Job
+from ..observer import Job, Observer
 from ..records import NotARun, RoundRecord, read_run
-from .transport import Parcel
-from .worker import RECORDS, WHOLE, RunRequest
+from ..run_folder import CHECKPOINT, RECORDS
+from .transport import Upload
+from .worker import REPLACED_FILES, RunRequest
 
-FAILURE = "failure.log"  # in the folder of a run that failed by itself: its traceback
+FAILURE = "failure.log"  # in the folder of a run that failed: its traceback
 
 
 @dataclass
 class RemoteRun:
-    """One run and how it stands."""
+    """One run and its present state."""
 
     job: Job
-    order: RunRequest  # without files
-    show: Callable[[RoundRecord], None]
-    shown: int = 0  # rounds that the user was shown
-    deaths: int = 0  # of workers since the last new checkpoint
-    heard: bool = False  # whether the present worker has sent something
+    request: RunRequest  # without files
+    observer: Observer
+    next_round: int = 0  # that the observer has not seen yet
+    crashes: int = 0  # of workers since the last new checkpoint
+    reported: bool = False  # whether the present worker has uploaded something
 
-    def begin(self) -> RunRequest:
-        """What a worker needs to go on where the folder stops."""
+    def start(self) -> RunRequest:
+        """What a worker needs to resume where the folder stops."""
         (self.job.folder / FAILURE).unlink(missing_ok=True)
-        self.heard, self.shown = False, max(self.shown, self._recorded())
-        paths = [self.job.folder / name for name in (RECORDS, *WHOLE)]
-        return replace(self.order, files={path.name: path.read_bytes() for path in paths if path.exists()})
+        self.reported, self.next_round = False, max(self.next_round, self._n_recorded())
+        paths = [self.job.folder / name for name in (RECORDS, *REPLACED_FILES)]
+        return replace(self.request, files={path.name: path.read_bytes() for path in paths if path.exists()})
 
-    def store(self, parcel: Parcel) -> None:
-        """Records first, and safe on the disk: a checkpoint must never be ahead of them."""
-        self.heard = True
+    def store(self, upload: Upload) -> None:
+        """Write the records first, and sync them: a checkpoint must never be ahead of them."""
+        if not self.reported:
+            self.observer.run_started(self.job)
+            self.reported = True
         records = self.job.folder / RECORDS
-        if parcel.lines and not parcel.offset:
-            write_atomically(records, parcel.lines)
-        elif parcel.lines:
+        if upload.lines and not upload.offset:
+            write_atomically(records, upload.lines)
+        elif upload.lines:
             with records.open("ab") as file:
-                file.write(parcel.lines)
+                file.write(upload.lines)
                 file.flush()
                 os.fsync(file.fileno())
-        for name, content in parcel.files.items():
+        for name, content in upload.files.items():
             write_atomically(self.job.folder / name, content)
-        if "checkpoint.safetensors" in parcel.files:
-            self.deaths = 0
-        self._tell(parcel)
+        if CHECKPOINT in upload.files:
+            self.crashes = 0
+        self._notify(upload)
 
     def fail(self, reason: str, traceback: str) -> str:
-        """Keep what is known of a run that failed by itself, and say it in a line."""
+        """Keep the traceback of a run that failed, and return one line about it."""
         log = self.job.folder / FAILURE
         log.write_text(traceback, encoding="utf-8")
         return f"{self.job.label}: {reason} (see {log})"
 
-    def _tell(self, parcel: Parcel) -> None:
-        for note in parcel.notes:
-            console.note(f"{self.job.label}: {note}")
-        for line in map(json.loads, parcel.lines.splitlines()):
-            if line.get("round", -1) >= self.shown:  # a run that goes on repeats what was shown before
-                self.show(RoundRecord.from_json(line))
-                self.shown = line["round"] + 1
+    def _notify(self, upload: Upload) -> None:
+        for note in upload.notes:
+            self.observer.note(f"{self.job.label}: {note}")
+        for line in map(json.loads, upload.lines.splitlines()):
+            if line.get("round", -1) >= self.next_round:  # a resumed run sends its earlier records again
+                self.observer.round_recorded(self.job, RoundRecord.from_json(line))
+                self.next_round = line["round"] + 1
 
-    def _recorded(self) -> int:
+    def _n_recorded(self) -> int:
         try:
             return len(read_run(self.job.folder).rounds)
         except NotARun:

@@ -1,4 +1,4 @@
-"""Where runs on other machines leave what they have written, and hear when to stop."""
+"""How runs on other machines send what they have written, and learn when to stop."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """What a run has written since its last parcel."""
+class Upload:
+    """What a run has written since its last upload."""
 
     offset: int  # where in records.jsonl the lines begin; 0: they are the whole file
     lines: bytes
     files: Mapping[str, bytes]  # other files of its folder that are new, whole
-    notes: tuple[str, ...] = ()  # what it wants to say to the user
+    notes: tuple[str, ...] = ()  # messages for the user
 
 
 class Inbox:
-    """Lives in a process of its own beside the driver, which cannot be called itself."""
+    """A Ray actor beside the driver, which cannot be called itself: it keeps uploads until the driver takes them."""
 
     def __init__(self) -> None:
-        self._parcels: list[tuple[int, Parcel]] = []
+        self._uploads: list[tuple[int, Upload]] = []
         self._stopping = False
 
-    def post(self, sender: int, parcel: Parcel) -> bool:
-        """Leave a parcel. Whether the sender shall stop."""
-        self._parcels.append((sender, parcel))
+    def post(self, sender: int, upload: Upload) -> bool:
+        """Leave an upload. Returns whether the sender must stop."""
+        self._uploads.append((sender, upload))
         return self._stopping
 
-    def collect(self) -> list[tuple[int, Parcel]]:
-        """Everything left since the last time, in order."""
-        parcels, self._parcels = self._parcels, []
-        return parcels
+    def take(self) -> list[tuple[int, Upload]]:
+        """Everything posted since the last call, in order."""
+        uploads, self._uploads = self._uploads, []
+        return uploads
 
     def stop(self) -> None:
-        """From now on every sender hears that it shall stop."""
+        """From now on every sender is asked to stop."""
         self._stopping = True

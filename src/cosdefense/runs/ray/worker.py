@@ -1,4 +1,4 @@
-"""One run on a node of a Ray cluster: it works in a temporary folder, and what it writes goes home in parcels."""
+"""One run on a node of a Ray cluster: it works in a temporary folder and uploads what it writes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,86 +17,106 @@ import torch
 from ... import __version__
 from ...catalog.options import ConfigError
 from ...data.datasets import Dataset
+from ..device import choose_device
 from ..experiment import Experiment
-from ..prepare import choose_device
-from ..single_run import Play, run
-from .transport import Parcel
+from ..memory import keep_freed_memory
+from ..records import RoundRecord
+from ..run_folder import CHECKPOINT, RECORDS
+from ..single_run import run
+from .transport import Upload
 
-RECORDS = "records.jsonl"
-WHOLE = ("experiment.toml", "checkpoint.safetensors")  # replaced as a whole, so they are sent as a whole
+REPLACED_FILES = ("experiment.toml", CHECKPOINT)  # replaced as a whole, so they are sent as a whole
+
+Post = Callable[[Upload], bool]  # sends an upload; returns whether to stop
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run, and where it has come to."""
+    """A run, and the files that its folder holds so far."""
 
     cell: Experiment
-    play: Play
     device: str
     notes: Mapping[str, Any]  # for the header of the records
     checkpoint_seconds: float
-    parcel_seconds: float
-    files: Mapping[str, bytes] = field(default_factory=dict)  # what the run's folder holds so far
-    version: str = __version__  # of who gives the order
+    upload_seconds: float
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    package: str | None = None  # the folder in the working directory that holds the experiment's Python files
+    version: str = __version__  # of the driver
 
 
-def work(order: RunRequest, dataset: Dataset, mailbox: Any, sender: int) -> None:
+class _Stopped(Exception):
+    """The driver asked this run to stop."""
+
+
+def make_remote_run(request: RunRequest, dataset: Dataset, inbox: Any, sender: int) -> None:
     """The task that Ray runs."""
     ray = import_module("ray")
-    run_order(order, dataset, lambda parcel: bool(ray.get(mailbox.post.remote(sender, parcel))))
-
-
-def run_order(order: RunRequest, dataset: Dataset, post: Callable[[Parcel], bool]) -> None:
-    """Go on until the run is finished or `post` says stop. Whatever ends it, all that was written is posted."""
-    if order.version != __version__:
-        raise ConfigError(f"this node of the cluster has cosdefense {__version__}, the command is of {order.version}")
+    keep_freed_memory()
     torch.set_num_threads(1)  # a run asks Ray for one core
+    serve(request, dataset, lambda upload: bool(ray.get(inbox.post.remote(sender, upload))))
+
+
+def serve(request: RunRequest, dataset: Dataset, post: Post) -> None:
+    """Run until the end, or until `post` says stop. Whatever ends the run, all that it wrote is posted."""
+    if request.version != __version__:
+        raise ConfigError(f"this node of the cluster has cosdefense {__version__}, the command is of {request.version}")
+    cell = replace(request.cell, source=Path(request.package).resolve() if request.package else None)
     with TemporaryDirectory(prefix="cosdefense-") as name, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         folder = Path(name)
-        for file, content in order.files.items():
+        for file, content in request.files.items():
             (folder / file).write_bytes(content)
-        parcels = Parcels(folder, caught)
-        rounds = run(
-            order.cell, folder, dataset, choose_device(order.device), play=order.play, notes=order.notes,
-            checkpoint_seconds=order.checkpoint_seconds,
-        )  # fmt: skip
+        uploads = Uploads(folder, caught)
         try:
-            with closing(rounds):  # closed, a run saves where it is
-                posted = -math.inf  # the first round is told at once
-                for _ in rounds:
-                    if time.monotonic() - posted >= order.parcel_seconds:
-                        if post(parcels.pack()):
-                            break
-                        posted = time.monotonic()
+            run(
+                cell, folder, dataset, choose_device(request.device),
+                notes=request.notes, checkpoint_seconds=request.checkpoint_seconds,
+                on_round=Uploader(uploads, post, request.upload_seconds),
+            )  # fmt: skip
+        except _Stopped:
+            pass
         finally:
-            post(parcels.pack())
+            post(uploads.pack())
 
 
-class Parcels:
+class Uploader:
+    """Posts after the first round, and then every few seconds."""
+
+    def __init__(self, uploads: Uploads, post: Post, seconds: float) -> None:
+        self._uploads, self._post, self._seconds = uploads, post, seconds
+        self._posted_at = -math.inf
+
+    def __call__(self, record: RoundRecord) -> None:
+        if time.monotonic() - self._posted_at >= self._seconds:
+            if self._post(self._uploads.pack()):
+                raise _Stopped
+            self._posted_at = time.monotonic()
+
+
+class Uploads:
     """Packs what is new in a run's folder."""
 
     def __init__(self, folder: Path, caught: list[warnings.WarningMessage]) -> None:
         self._folder, self._caught = folder, caught
-        self._sent, self._said = 0, 0  # bytes of the records, warnings
-        self._stamps = {name: _stamp(folder / name) for name in WHOLE}  # what came with the order is known at home
+        self._n_bytes, self._n_warnings = 0, 0  # of the records, that were sent
+        self._stamps = {name: _stamp(folder / name) for name in REPLACED_FILES}  # what came with the request is known
 
-    def pack(self) -> Parcel:
+    def pack(self) -> Upload:
         """Between two rounds: then the records are not behind the checkpoint."""
-        stamps = {name: _stamp(self._folder / name) for name in WHOLE}
-        files = {name: (self._folder / name).read_bytes() for name in WHOLE if stamps[name] != self._stamps[name]}
+        stamps = {name: _stamp(self._folder / name) for name in REPLACED_FILES}
+        new = [name for name in REPLACED_FILES if stamps[name] != self._stamps[name]]
         records = self._folder / RECORDS
-        lines = records.read_bytes()[self._sent :] if records.exists() else b""
-        notes = tuple(str(warning.message) for warning in self._caught[self._said :])
-        parcel = Parcel(self._sent, lines, files, notes)
-        self._sent, self._said, self._stamps = self._sent + len(lines), len(self._caught), stamps
-        return parcel
+        lines = records.read_bytes()[self._n_bytes :] if records.exists() else b""
+        notes = tuple(str(warning.message) for warning in self._caught[self._n_warnings :])
+        upload = Upload(self._n_bytes, lines, {name: (self._folder / name).read_bytes() for name in new}, notes)
+        self._n_bytes, self._n_warnings, self._stamps = self._n_bytes + len(lines), len(self._caught), stamps
+        return upload
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Another one after each replacement."""
+    """Another value after each replacement."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return status.st_mtime_ns, status.st_ino

@@ -76,7 +76,7 @@ def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment]
     table = read_table(experiments_folder("arena") / f"{dataset}.toml", [*_length(choice.rounds), *choice.changes])
     table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
     table["data"] = {**table.get("data", {}), "malicious": share}
-    experiment = from_table(table)
+    experiment = from_table(table, experiments_folder("arena"))
     attacks = _chosen("attack", choice.attacks, table["attacks"], experiment.attacks)
     wanted = _chosen("defense", choice.defenses, table["defenses"], experiment.defenses)
     sampled = experiment.training.sampled

@@ -23,6 +23,7 @@ from ...core import Layout, derive, generator, use_seed
 from ...data.datasets import Dataset
 from ...ops import cosines
 from ...runs.checkpoint import Checkpoint, read_checkpoint, write_atomically, write_checkpoint
+from ...runs.device import reproducible
 from ...runs.experiment import Experiment
 from ...runs.packed_records import read_lines, write_lines
 from ...runs.prepare import build_world
@@ -76,10 +77,9 @@ def run_drift(
     Whatever interrupts it, the measurements so far are saved. `notes` go into the header.
     """
     record, checkpoint = folder / RECORD, folder / "checkpoint.safetensors"
-    with RunFolder(folder).lock():
+    with RunFolder(folder).lock(), reproducible(tf32=experiment.training.tf32):
         if record.exists():
             return DriftRun.from_json(json.loads(record.read_text(encoding="utf-8")))
-        torch.backends.cudnn.allow_tf32 = experiment.training.tf32
         world = build_world(experiment, dataset, device)
         if checkpoint.exists():
             saved = read_checkpoint(checkpoint, device)

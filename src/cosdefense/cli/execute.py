@@ -1,0 +1,56 @@
+"""Make the runs of a command, and show them while they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import console
+from .progress import RunDisplay, progress_bars
+
+if TYPE_CHECKING:
+    from ..runs.execution import Execution
+    from ..runs.experiment import Experiment
+    from ..runs.observer import Job
+    from ..runs.records import RunRecord
+
+
+def execute(jobs: Sequence[Job], execution: Execution, logs: Path) -> None:
+    """Finish every job. Ctrl-C ends the command with a hint how to resume."""
+    from ..runs import provenance
+    from ..runs.many_runs import run_all
+    from ..runs.memory import keep_freed_memory
+
+    keep_freed_memory()
+    notes = provenance.notes()
+    with resume_hint(), progress_bars() as bars:
+        run_all(jobs, execution, RunDisplay(bars), notes=notes, logs=logs)
+
+
+@contextmanager
+def resume_hint() -> Iterator[None]:
+    """Ctrl-C inside ends the command with a hint how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.fail("interrupted; every run is saved: the same command resumes", 130)
+
+
+def execute_experiment(experiment: Experiment, out: Path, execution: Execution) -> list[RunRecord]:
+    """Finish every run of a grid, and read the results."""
+    from ..runs.observer import Job
+    from ..runs.records import read_run
+
+    jobs = [Job(cell, cell.folder(out), _label(cell, experiment)) for cell in experiment.cells()]
+    execute(jobs, execution, out / experiment.name)
+    return [read_run(job.folder) for job in jobs]
+
+
+def _label(cell: Experiment, experiment: Experiment) -> str:
+    """The defense, and whatever else varies."""
+    (attack,), (defense,), (seed,) = cell.attacks, cell.defenses, cell.seeds
+    attacks = [attack.label] if len(experiment.attacks) > 1 else []
+    seeds = [f"seed {seed}"] if len(experiment.seeds) > 1 else []
+    return " · ".join((defense.label, *attacks, *seeds))

@@ -1,0 +1,31 @@
+"""cosdefense report: figures and a page from records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import results
+from .options import Json
+
+EPILOG = "Example: cosdefense report runs/demo"
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, folders that hold some, or packs (records.jsonl.gz).")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: the first folder named.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write PNG figures and one HTML page that works offline."""
+    from ..report import write_report
+    from ..runs.packed_records import read_runs
+
+    read = [run for path in runs for run in read_runs(path)]
+    read.sort(key=lambda run: (run.header.get("attack") != "none", run.label != "none"))  # what others are measured by
+    folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
+    title = str(read[0].header["experiment"].get("name", runs[0].name))
+    results.show_report(write_report(read, folder, title), as_json)

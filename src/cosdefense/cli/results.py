@@ -1,0 +1,123 @@
+"""The results of a command: a table and where the report is, or the same as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from ..runs.records import RunRecord
+from .console import err, out, print_json, print_text
+
+if TYPE_CHECKING:  # `--help` comes through here, and needs neither torch nor numpy
+    from ..reinforcement import TrainingResult
+    from ..report import Report
+
+
+def show_trained(trained: TrainingResult, as_json: bool) -> None:
+    """Where the policy lies, and whether it got better at what it does."""
+    if as_json:
+        print_json({"policy": str(trained.path), "decisions": trained.steps, "losses": trained.losses})
+        return
+    out.print(f"wrote {trained.path} after {trained.steps} decisions", soft_wrap=True)
+    fifth = len(trained.losses) // 5
+    if fifth:
+        first, last = statistics.mean(trained.losses[:fifth]), statistics.mean(trained.losses[-fifth:])
+        what = "mean loss of the global model on the attackers' data"
+        out.print(f"{what}: {first:.2f} in the first fifth of the episodes, {last:.2f} in the last", soft_wrap=True)
+
+
+def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:
+    """The results: a table and what there is to say about it, or JSON for machines."""
+    if as_json:
+        rows = [
+            {key: run.header[key] for key in ("attack", "defense", "seed")} | {"summary": run.summary} for run in runs
+        ]
+        print_json({"runs": rows} | (_paths(written) if written else {}))
+        return
+    out.print(results_table(runs))
+    for run in runs:
+        if run.summary and run.summary["skipped_rounds"]:
+            reasons = "; ".join(sorted({record.skipped for record in run.rounds if record.skipped}))
+            which = f"{run.label} under {run.header['attack']}, seed {run.header['seed']}"
+            count = f"{run.summary['skipped_rounds']} of {run.n_rounds} rounds left the model as it was"
+            err.print(f"{which}: {count}{f' ({reasons})' if reasons else ''}", soft_wrap=True)
+    if written:
+        show_report(written, as_json)
+
+
+def show_report(written: Report, as_json: bool) -> None:
+    """Where the report lies."""
+    if as_json:
+        print_json(_paths(written))
+        return
+    for path in filter(None, (*written.figures, written.tables, written.page)):
+        out.print(f"wrote {path}", soft_wrap=True)
+
+
+def show_study(folder: Path, written: Report | None, as_json: bool) -> None:
+    """The tables of many runs, and where the report lies, if it could be drawn."""
+    tables = folder / "tables.md"
+    if as_json:
+        print_json({"tables": str(tables)} | (_paths(written) if written else {}))
+        return
+    print_text(tables.read_text(encoding="utf-8"))
+    if written:
+        show_report(written, as_json)
+
+
+def _paths(written: Report) -> dict[str, Any]:
+    tables = {"tables": str(written.tables)} if written.tables else {}
+    return {"page": str(written.page), "figures": [str(path) for path in written.figures]} | tables
+
+
+COLUMNS = {
+    "final_accuracy": "final accuracy, %",
+    "tail_accuracy": "mean of last tenth, %",
+    "attack_success": "attack success, %",
+    "source_recall": "source recall, %",
+    "adversarial_accuracy": "adversarial accuracy, %",
+    "batch_statistics_accuracy": "accuracy with batch statistics, %",
+    "malicious_rejected": "malicious rejected, %",
+    "honest_rejected": "honest rejected, %",
+}
+OPTIONAL = (  # shown where something was measured
+    "attack_success",
+    "source_recall",
+    "adversarial_accuracy",
+    "batch_statistics_accuracy",
+)
+
+
+def results_table(runs: Sequence[RunRecord]) -> Table:
+    """One row per attack and defense, over its seeds."""
+    several_attacks = len({run.header["attack"] for run in runs}) > 1
+    n_seeds = len({run.header["seed"] for run in runs})
+    table = Table(caption=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None)
+    if several_attacks:
+        table.add_column("attack")
+    short = max(len(run.header["defense"]) for run in runs) <= 20  # only then may a name squeeze the numbers
+    table.add_column("defense", no_wrap=short)
+    keys = [
+        key for key in COLUMNS if key not in OPTIONAL or any((run.summary or {}).get(key) is not None for run in runs)
+    ]
+    for key in keys:
+        table.add_column(COLUMNS[key], justify="right")
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault((run.header["attack"], run.header["defense"]), []).append(run)
+    for (attack, defense), group in groups.items():
+        cells = [_spread([(run.summary or {}).get(key) for run in group]) for key in keys]
+        table.add_row(*([attack] if several_attacks else []), defense, *cells)
+    return table
+
+
+def _spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    spread = f" ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else ""
+    return f"{100 * statistics.mean(known):.1f}{spread}"
