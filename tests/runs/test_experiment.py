@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosdefense import get
 from cosdefense.attacks import InnerProduct
@@ -15,7 +17,7 @@ from cosdefense.catalog.registry import ATTACKS, PRESETS
 from cosdefense.data import load as load_data
 from cosdefense.data.partition import Dirichlet
 from cosdefense.runs.experiment import Experiment, from_table, load, to_table, to_toml
-from cosdefense.runs.prepare import dry_run
+from cosdefense.runs.prepare import build_model, dry_run
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "experiments").rglob("*.toml")), ROOT / "src" / "cosdefense" / "cli" / "demo.toml"]
@@ -74,9 +76,9 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_files_we_ship(path: Path, tmp_path: Path) -> None:
+def test_the_files_we_ship(path: Path) -> None:
     experiment = load(path)
-    assert load(written(tmp_path, to_toml(experiment))) == experiment
+    assert from_table(tomllib.loads(to_toml(experiment)), experiment.source) == experiment
 
 
 @pytest.mark.slow
@@ -229,3 +231,55 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_defaults_work() -> None:
     assert len(list(Experiment("plain").cells())) == 1
+
+
+PARTS = """
+from dataclasses import dataclass
+import torch
+from cosdefense import Defense, Filter, Judgment
+from cosdefense.aggregators import Mean
+from cosdefense.training.models import mlp
+
+@dataclass(frozen=True)
+class Mine(Filter):
+    share: float = {share}
+
+    def __call__(self, cohort, state):
+        return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state
+
+def defense() -> Defense:
+    return Defense((Mine(),), Mean())
+
+def network(shape: tuple[int, ...], n_classes: int, hidden: int = 8):
+    return mlp(shape, n_classes, hidden)
+"""
+
+
+def experiment_with_parts(folder: Path, share: float) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(PARTS.format(share=share))
+    (folder / "x.toml").write_text('[model]\nname = "mine:network"\n[[defenses]]\nname = "mine:defense"\n')
+    return folder / "x.toml"
+
+
+def test_two_experiments_have_each_their_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file beside the experiment comes before a module of that name elsewhere, and sys.path is left alone."""
+    experiment_with_parts(tmp_path / "elsewhere", 0.9)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    path, digits = list(sys.path), load_data("digits")
+    for name, share in (("one", 0.25), ("two", 0.5)):
+        experiment = load(experiment_with_parts(tmp_path / name, share))
+        table = to_table(experiment)
+        assert table["defenses"][0]["filters"] == [{"name": "mine:Mine", "share": share}]  # as its file names it
+        assert table["model"] == {"name": "mine:network", "hidden": 8}
+        assert from_table(table, experiment.source) == experiment
+        assert isinstance(build_model(experiment, digits), torch.nn.Module)
+    assert sys.path == path
+    assert "mine" not in sys.modules
+
+
+def test_a_changed_part_is_read_again(tmp_path: Path) -> None:
+    before = load(experiment_with_parts(tmp_path, 0.25))
+    after = load(experiment_with_parts(tmp_path, 0.125))
+    assert to_table(after)["defenses"][0]["filters"] == [{"name": "mine:Mine", "share": 0.125}]
+    assert before.fingerprint != after.fingerprint

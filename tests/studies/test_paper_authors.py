@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import torch
 from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean, Median
 from cosdefense.attacks import InnerProduct
+from cosdefense.core.experiment_folder import import_module, reading_from
 from cosdefense.filters import CosDefense
 from cosdefense.runs.experiment import load
 from cosdefense.simulation.loop import simulate
@@ -28,11 +30,9 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture
-def authors(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS / "paper"))
-    import authors
-
-    return authors
+def authors() -> Iterator[ModuleType]:
+    with reading_from(EXPERIMENTS / "paper"):
+        yield import_module("authors")
 
 
 @pytest.fixture

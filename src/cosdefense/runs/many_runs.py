@@ -109,9 +109,9 @@ def how_many_fit(device: torch.device, n: int) -> int:
 
 
 def _grids(jobs: Sequence[Job]) -> Iterator[Experiment]:
-    """The jobs' experiments, those of one name as one."""
-    for name in dict.fromkeys(job.cell.name for job in jobs):
-        cells = [job.cell for job in jobs if job.cell.name == name]
+    """The jobs' experiments, those of one name and source as one."""
+    for key in dict.fromkeys((job.cell.name, job.cell.source) for job in jobs):
+        cells = [job.cell for job in jobs if (job.cell.name, job.cell.source) == key]
         attacks = tuple(dict.fromkeys(entry for cell in cells for entry in cell.attacks))
         defenses = tuple(dict.fromkeys(entry for cell in cells for entry in cell.defenses))
         yield replace(cells[0], attacks=attacks, defenses=defenses)
