@@ -13,10 +13,10 @@ pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
 from cosdefense.report import Report, write_report
-from cosdefense.studies.paper.figures import paper_figures
-from cosdefense.studies.paper.page import paper_page_of
-from cosdefense.studies.paper.tables import paper_tables
-from cosdefense.studies.paper.views import paper_of
+from cosdefense.studies.paper.figures import draw_paper_figures
+from cosdefense.studies.paper.page import render_paper_page
+from cosdefense.studies.paper.tables import make_paper_tables
+from cosdefense.studies.paper.views import select_paper_runs
 from paper_runs import paper_runs
 from synthetic_runs import make_run, make_runs
 
@@ -69,8 +69,8 @@ def test_the_page_is_never_wider_than_its_window(report: Report, tmp_path: Path,
 
 def test_the_papers_page_fits_a_phone_and_draws_every_chart(tmp_path: Path) -> None:
     runs = paper_runs()
-    figures = paper_figures(paper_of(runs))
-    text = paper_page_of(runs, paper_of(runs), paper_tables(paper_of(runs)), figures, "t")
+    figures = draw_paper_figures(select_paper_runs(runs))
+    text = render_paper_page(runs, select_paper_runs(runs), make_paper_tables(select_paper_runs(runs)), figures, "t")
     inner, wanted, charts = in_a_frame(text, tmp_path, 390)
     assert (inner, charts) == (390, sum(len(figure.panels) for figure in figures.values()))
     assert wanted <= 390

@@ -12,14 +12,14 @@ pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
 from cosdefense.report.chart_data import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_POINTS
 from cosdefense.report.figure import Figure, Panel
-from cosdefense.report.figures import MAX_PANELS, figures_of
+from cosdefense.report.figures import MAX_PANELS, draw_figures
 from cosdefense.runs.metrics import Detection, final_accuracy
 from cosdefense.runs.records import RunRecord
 from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, make_run, make_runs
 
 
 def figures(runs: list[RunRecord]) -> dict[str, Figure]:
-    return {figure.name: figure for figure in figures_of(runs)}
+    return {figure.name: figure for figure in draw_figures(runs)}
 
 
 def drawn_rows(panel: Panel) -> list[dict[str, Any]]:
@@ -250,7 +250,7 @@ def test_a_run_without_rounds_has_no_figures() -> None:
 
 
 def test_pictures_are_large_enough_to_read() -> None:
-    for figure in figures_of(make_runs(seeds=2, attacks=("inner-product", "none"), rounds=80)):
+    for figure in draw_figures(make_runs(seeds=2, attacks=("inner-product", "none"), rounds=80)):
         picture = figure.png()
         assert picture.startswith(b"\x89PNG\r\n\x1a\n")
         width, height = struct.unpack(">II", picture[16:24])

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("altair", reason="needs cosdefense[report]")
 pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
-from cosdefense.report.figures import figures_of
-from cosdefense.report.groups import grouped
-from cosdefense.report.page import page_of
-from cosdefense.report.results import as_json, in_words, table
+from cosdefense.report.figures import draw_figures
+from cosdefense.report.groups import group_runs
+from cosdefense.report.page import render_report
+from cosdefense.report.results import describe_results, make_table, to_json
 from cosdefense.runs.metrics import Detection, summarize
 from cosdefense.runs.packed_records import compact, read_pack, write_pack
 from cosdefense.runs.records import RunRecord
@@ -28,7 +28,7 @@ def changed(run: RunRecord, **settings: Any) -> RunRecord:
 
 
 def settings(runs: list[RunRecord]) -> list[tuple[str, int]]:
-    return [(group.setting, len(group.runs)) for group in grouped(runs)]
+    return [(group.setting, len(group.runs)) for group in group_runs(runs)]
 
 
 def test_seeds_of_one_experiment_are_one_group() -> None:
@@ -60,24 +60,24 @@ def test_tables_figures_and_words_name_the_setting() -> None:
     runs = [
         make(name, attack, "CosDefense", 0) for name in ("paper-mnist", "paper-skew-0.1") for attack in ("none", "x")
     ]
-    headings, rows = table(grouped(runs))
+    headings, rows = make_table(group_runs(runs))
     assert headings[:4] == ["Defense", "Setting", "Attack", "Seeds"]
     assert [row[1:3] for row in rows] == [
         [name, a] for name in ("paper-mnist", "paper-skew-0.1") for a in ("none", "x")
     ]
-    figures = {figure.name: figure for figure in figures_of(runs)}
+    figures = {figure.name: figure for figure in draw_figures(runs)}
     assert [panel.title for panel in figures["accuracy"].panels] == [
         "paper-mnist, without an attack", "paper-mnist, under x",
         "paper-skew-0.1, without an attack", "paper-skew-0.1, under x",
     ]  # fmt: skip
     assert figures["scores"].panels[1].title == "paper-mnist, CosDefense under x"
-    assert "In paper-skew-0.1, under x (from round 20 on), CosDefense ended at" in in_words(grouped(runs))
-    lines = json.loads(as_json(grouped(runs)))
+    assert "In paper-skew-0.1, under x (from round 20 on), CosDefense ended at" in describe_results(group_runs(runs))
+    lines = json.loads(to_json(group_runs(runs)))
     assert [line["experiment"] for line in lines] == [line["setting"] for line in lines]
     assert {line["dataset"] for line in lines} == {"mnist"}
     titles = [panel.title for panel in figures["grid"].panels]
     assert "Honest updates rejected, paper-skew-0.1" in titles
-    assert "paper-skew-0.1" in page_of(runs, list(figures.values()), "t")
+    assert "paper-skew-0.1" in render_report(runs, list(figures.values()), "t")
 
 
 def test_packed_runs_have_the_same_tables_and_no_pictures_of_what_they_lack(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_packed_runs_have_the_same_tables_and_no_pictures_of_what_they_lack(tmp_
     ]
     write_pack(tmp_path / "pack.jsonl.gz", map(compact, runs))
     small = list(read_pack(tmp_path / "pack.jsonl.gz"))
-    whole, less = grouped(runs), grouped(small)
-    assert table(whole) == table(less)
-    assert in_words(whole) == in_words(less)
+    whole, less = group_runs(runs), group_runs(small)
+    assert make_table(whole) == make_table(less)
+    assert describe_results(whole) == describe_results(less)
     assert [group.detection for group in whole] == [group.detection for group in less]
     assert whole[2].detection == Detection.of(record for run in whole[2].runs for record in run.rounds)
-    assert json.loads(as_json(whole)) == json.loads(as_json(less))
-    drawn, kept = ({figure.name: figure for figure in figures_of(some)} for some in (runs, small))
+    assert json.loads(to_json(whole)) == json.loads(to_json(less))
+    drawn, kept = ({figure.name: figure for figure in draw_figures(some)} for some in (runs, small))
     assert set(drawn) - set(kept) == {"scores", "rejections", "split"}
     for name in ("grid", "confusion"):
         assert [panel.rows for panel in drawn[name].panels] == [panel.rows for panel in kept[name].panels]

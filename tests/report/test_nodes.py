@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cosdefense.report.node_table import nodes_of
+from cosdefense.report.node_table import make_node_table
 from cosdefense.runs.records import RoundRecord, RunRecord
 
 BIG = 2**64 - 1  # identities use all 64 bits
@@ -19,7 +19,7 @@ def federation(label: str, *reasons: tuple[str | None, ...]) -> RunRecord:
 
 
 def test_a_line_per_node_those_that_counted_least_first() -> None:
-    found = nodes_of([federation("Krum", (None, "late", "defense"), (None, "late", None), (None, "error"))])
+    found = make_node_table([federation("Krum", (None, "late", "defense"), (None, "late", None), (None, "error"))])
     assert found is not None
     assert found.headings == ("Node", "Not counted because", "Rounds asked", "Counted")
     assert found.rows == (
@@ -30,7 +30,7 @@ def test_a_line_per_node_those_that_counted_least_first() -> None:
 
 
 def test_several_runs_stand_one_below_the_other() -> None:
-    found = nodes_of([federation("Krum", (None,)), federation("none", ("late",))])
+    found = make_node_table([federation("Krum", (None,)), federation("none", ("late",))])
     assert found is not None
     assert found.parts
     assert [row[0] for row in found.rows] == ["Krum", "none"]
@@ -38,4 +38,4 @@ def test_several_runs_stand_one_below_the_other() -> None:
 
 @pytest.mark.parametrize("runs", [[], [federation("simulated", ())]])
 def test_a_simulation_has_no_such_table(runs: list[RunRecord]) -> None:
-    assert nodes_of(runs) is None
+    assert make_node_table(runs) is None

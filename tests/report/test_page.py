@@ -20,10 +20,10 @@ pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
 from cosdefense.report import MissingReportExtra, Report, write_report
 from cosdefense.report.experiment_settings import experiments, flat
-from cosdefense.report.figures import figures_of
-from cosdefense.report.groups import grouped
-from cosdefense.report.page import page_of
-from cosdefense.report.results import as_csv, as_json, in_words, notes, table
+from cosdefense.report.figures import draw_figures
+from cosdefense.report.groups import group_runs
+from cosdefense.report.page import render_report
+from cosdefense.report.results import describe_results, explain_columns, make_table, to_csv, to_json
 from cosdefense.runs.metrics import final_accuracy, summarize
 from cosdefense.runs.records import RunRecord
 from synthetic_runs import DEFENSES, make_federation, make_run, make_runs
@@ -115,7 +115,7 @@ def test_the_table_shows_mean_and_deviation_over_seeds(text: str) -> None:
 def test_the_table_of_one_run_is_its_summary() -> None:
     run = make_run("multi-krum")
     summary = summarize(run.rounds)
-    headings, (row,) = table(grouped([run]))
+    headings, (row,) = make_table(group_runs([run]))
     cells = dict(zip(headings, row, strict=True))
     assert cells == {
         "Defense": "multi-krum",
@@ -134,15 +134,15 @@ def test_the_table_of_one_run_is_its_summary() -> None:
 
 
 def test_columns_without_numbers_are_left_out() -> None:
-    headings, _ = table(grouped([make_federation()]))
+    headings, _ = make_table(group_runs([make_federation()]))
     assert headings == ["Defense", "Final accuracy", "Last tenth", "Rounds skipped"]
-    assert "malicious" not in notes(grouped([make_federation()]))
+    assert "malicious" not in explain_columns(group_runs([make_federation()]))
 
 
 def test_the_words_name_the_best_and_the_worst() -> None:
     runs = make_runs()
     best, worst = (summarize(run.rounds) for run in (runs[3], runs[0]))
-    assert in_words(grouped(runs)) == (
+    assert describe_results(group_runs(runs)) == (
         "4 runs of 4 defenses, up to 200 rounds each. "
         f"Under inner-product (from round 60 on), cosdefense ended highest, at {best['final_accuracy']:.1%} accuracy. "
         f"It rejected {best['malicious_rejected']:.1%} of the malicious and "
@@ -154,7 +154,7 @@ def test_the_words_name_the_best_and_the_worst() -> None:
 def test_the_words_admit_what_is_missing() -> None:
     run = make_run("fedavg", attack="none")
     silent = replace(run, rounds=tuple(replace(record, accuracy=None) for record in run.rounds), summary=None)
-    assert in_words(grouped([silent])) == (
+    assert describe_results(group_runs([silent])) == (
         "1 run of 1 defense, up to 200 rounds each. 1 run not finished: the numbers so far. "
         "Without an attack, no round was evaluated."
     )
@@ -172,9 +172,9 @@ def test_downloads_hold_every_run(text: str) -> None:
 
 
 def test_a_spreadsheet_finds_no_formula_in_the_download() -> None:
-    groups = grouped([make_run('=HYPERLINK("http://evil")')])
-    assert "'=HYPERLINK" in as_csv(groups)
-    assert json.loads(as_json(groups))[0]["defense"].startswith("=HYPERLINK")
+    groups = group_runs([make_run('=HYPERLINK("http://evil")')])
+    assert "'=HYPERLINK" in to_csv(groups)
+    assert json.loads(to_json(groups))[0]["defense"].startswith("=HYPERLINK")
 
 
 def test_settings_are_flattened_to_lines() -> None:
@@ -223,7 +223,7 @@ def test_labels_are_text_wherever_they_appear(tmp_path: Path) -> None:
 
 
 def test_the_same_runs_give_the_same_page() -> None:
-    pages = [page_of(runs, figures_of(runs), "t") for runs in (make_runs(rounds=20), make_runs(rounds=20))]
+    pages = [render_report(runs, draw_figures(runs), "t") for runs in (make_runs(rounds=20), make_runs(rounds=20))]
     assert pages[0] == pages[1]
 
 
@@ -238,13 +238,14 @@ def test_no_runs_are_refused(tmp_path: Path) -> None:
         write_report([], tmp_path, "t")
 
 
-def test_without_the_drawing_libraries_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("library", ["altair", "vl_convert", "jinja2"])
+def test_without_a_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("cosdefense.report.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "altair", None)
-    with pytest.raises(MissingReportExtra, match=r"altair was not found: pip install 'cosdefense\[report\]'"):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingReportExtra, match=rf"{library} was not found: pip install 'cosdefense\[report\]'"):
         write_report([make_run(rounds=2)], tmp_path, "t")
 
 
@@ -256,20 +257,20 @@ def test_a_large_grid_is_told_by_its_worst_cases_and_its_table_is_folded() -> No
         defense: min(final_accuracy(run.rounds) or 0.0 for run in runs if run.label == defense) for defense in DEFENSES
     }
     best, last = max(worst, key=lambda name: worst[name]), min(worst, key=lambda name: worst[name])
-    told = in_words(grouped(runs))
+    told = describe_results(group_runs(runs))
     assert f"In its worst case {best} ended at {worst[best]:.1%} accuracy (under attack" in told
     assert f"Lowest was {last}, at {worst[last]:.1%}" in told
-    page = Page(page_of(runs, figures_of(runs), "large"))
+    page = Page(render_report(runs, draw_figures(runs), "large"))
     assert any(tag == "details" for tag, _ in page.elements)
     few = make_runs(attacks=attacks[:2], rounds=100)
-    assert not any(tag == "details" for tag, _ in Page(page_of(few, figures_of(few), "small")).elements)
+    assert not any(tag == "details" for tag, _ in Page(render_report(few, draw_figures(few), "small")).elements)
 
 
 def test_heat_maps_scroll_on_a_narrow_page() -> None:
     runs = make_runs(attacks=("one", "two", "three"), rounds=100)
     charts = {
         attributes["id"]: attributes.get("style")
-        for _, attributes in Page(page_of(runs, figures_of(runs), "grid")).elements
+        for _, attributes in Page(render_report(runs, draw_figures(runs), "grid")).elements
         if attributes.get("class") == "chart"
     }
     assert charts["chart-grid-0"] == "min-width: 318px"

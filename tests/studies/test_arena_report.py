@@ -15,13 +15,13 @@ pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 from test_paper_report import Tables, read
 
 from arena_runs import arena_runs, make, pair
-from cosdefense.report.table import markdown_of
+from cosdefense.report.table import tables_to_markdown
 from cosdefense.runs.records import RunRecord
-from cosdefense.studies.arena.figures import arena_figures
-from cosdefense.studies.arena.page import arena_page_of
+from cosdefense.studies.arena.defense_results import list_settings
+from cosdefense.studies.arena.figures import draw_arena_figures
+from cosdefense.studies.arena.page import render_arena_page
 from cosdefense.studies.arena.report import write_arena_report
-from cosdefense.studies.arena.standings import fields_of
-from cosdefense.studies.arena.tables import arena_tables, in_words
+from cosdefense.studies.arena.tables import describe_arena, make_arena_tables
 from synthetic_runs import make_run
 
 RANKING = "MNIST, 30% attackers: every defense in its worst case"
@@ -29,7 +29,7 @@ ACCURACIES = "MNIST, 30% attackers: accuracy under every attack"
 
 
 def tables_of(runs: list[RunRecord]) -> Tables:
-    return read(markdown_of(arena_tables(fields_of(runs)), "t"))
+    return read(tables_to_markdown(make_arena_tables(list_settings(runs)), "t"))
 
 
 def ranking_of(runs: list[RunRecord]) -> dict[str, dict[str, str]]:
@@ -106,7 +106,7 @@ def test_accuracies_by_attack() -> None:
 
 
 def test_the_words_name_the_best_without_an_oracle() -> None:
-    told = in_words(fields_of(arena_runs()))
+    told = describe_arena(list_settings(arena_runs()))
     assert told.startswith("50 runs. On MNIST, 30% attackers, plain averaging without an attack reaches 92.0%.")
     assert "median has the best worst case: it loses 50.0 points, under ipm." in told
     assert "Under attackers that adapt to it, median loses least: 62.0 points." in told
@@ -115,7 +115,7 @@ def test_the_words_name_the_best_without_an_oracle() -> None:
 
 def test_who_met_fewer_attacks_is_not_called_the_best() -> None:
     runs = [*arena_runs(), *pair("FoolsGold", "ALIE", (0.91, 0.91))]
-    assert "median has the best worst case" in in_words(fields_of(runs))
+    assert "median has the best worst case" in describe_arena(list_settings(runs))
     rows = ranking_of(runs)
     assert next(iter(rows)) == "FoolsGold"
     assert {name: row["Attacks met"] for name, row in rows.items()} == dict.fromkeys(LOST, "3") | {"FoolsGold": "1"}
@@ -126,19 +126,19 @@ def test_who_met_fewer_attacks_is_not_called_the_best() -> None:
 def test_unfinished_runs_are_named_and_what_they_have_not_measured_is_left_out() -> None:
     begun = replace(make("median", "ALIE", 2, None), summary=None, rounds=())
     runs = [*arena_runs(), begun]
-    assert "1 of them not finished" in in_words(fields_of(runs))
+    assert "1 of them not finished" in describe_arena(list_settings(runs))
     assert tables_of(runs)[ACCURACIES] == tables_of(arena_runs())[ACCURACIES]
 
 
 def test_without_the_yardstick_nothing_is_measured_but_all_is_shown() -> None:
     runs = [run for run in arena_runs() if (run.label, run.header["attack"]) != ("plain", "none")]
-    fields = fields_of(runs)
-    assert "was not run yet" in in_words(fields)
+    fields = list_settings(runs)
+    assert "was not run yet" in describe_arena(fields)
     row = ranking_of(runs)["median"]
     assert row["Worst attack"] == "ipm"
     assert "Lost, worst case" not in row
     assert tables_of(runs)[ACCURACIES][0]["ALIE"] == "80.0 ± 0.0%"
-    assert arena_figures(fields) == {}
+    assert draw_arena_figures(fields) == {}
 
 
 def fields() -> list[RunRecord]:
@@ -165,12 +165,12 @@ def test_runs_of_another_length_are_a_field_of_their_own() -> None:
     titles = list(tables_of([*arena_runs(), *short]))
     assert len(titles) == 4
     assert titles[2].startswith("MNIST, 30% attackers, training.rounds = 100:")
-    names = list(arena_tables(fields_of([*arena_runs(), *short])))
+    names = list(make_arena_tables(list_settings([*arena_runs(), *short])))
     assert len(set(names)) == 4
 
 
 def test_heat_maps_show_points_and_color_what_is_left() -> None:
-    (figure,) = arena_figures(fields_of(arena_runs())).values()
+    (figure,) = draw_arena_figures(list_settings(arena_runs())).values()
     assert [panel.title for panel in figure.panels] == ["No oracle", "With an oracle"]
     first, second = ({(row["defense"], row["attack"]): row for row in panel.rows} for panel in figure.panels)
     assert {name for name, _ in first} == {"median", "plain", "CosDefense"}
@@ -183,7 +183,7 @@ def test_heat_maps_show_points_and_color_what_is_left() -> None:
 
 def test_runs_of_something_else_are_refused() -> None:
     with pytest.raises(ValueError, match="none of the runs belongs to an arena: synthetic"):
-        fields_of([make_run(rounds=2)])
+        list_settings([make_run(rounds=2)])
 
 
 def test_page_tables_and_pictures_lie_side_by_side(tmp_path: Path) -> None:
@@ -194,15 +194,15 @@ def test_page_tables_and_pictures_lie_side_by_side(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.figures)
     assert report.tables is not None
     opening = report.tables.read_text(encoding="utf-8").splitlines()[:3]
-    assert opening == ["# Arena", "", in_words(fields_of(arena_runs()))]
+    assert opening == ["# Arena", "", describe_arena(list_settings(arena_runs()))]
 
 
 def test_the_page_is_well_formed() -> None:
     runs = fields()
-    found = fields_of(runs)
-    tables, figures = arena_tables(found), arena_figures(found)
-    text = arena_page_of(runs, found, tables, figures, "Arena")
-    assert text == arena_page_of(runs, found, tables, figures, "Arena")
+    found = list_settings(runs)
+    tables, figures = make_arena_tables(found), draw_arena_figures(found)
+    text = render_arena_page(runs, found, tables, figures, "Arena")
+    assert text == render_arena_page(runs, found, tables, figures, "Arena")
     body = text[: text.index('<script type="application/json"')]
     assert "median has the best worst case" in body
     levels = [int(level) for level in re.findall(r"<h([1-6])", body)]
@@ -222,7 +222,7 @@ def test_the_page_is_well_formed() -> None:
 
 def test_a_field_without_a_yardstick_still_has_its_tables_on_the_page() -> None:
     runs = [run for run in arena_runs() if (run.label, run.header["attack"]) != ("plain", "none")]
-    found = fields_of(runs)
-    text = arena_page_of(runs, found, arena_tables(found), arena_figures(found), "t")
+    found = list_settings(runs)
+    text = render_arena_page(runs, found, make_arena_tables(found), draw_arena_figures(found), "t")
     assert 'id="accuracies-mnist-30"' in text
     assert 'id="defenses-mnist-30"' in text

@@ -10,12 +10,12 @@ from statistics import fmean
 import pytest
 
 from cosdefense.cli.arena import TITLE
-from cosdefense.report.table import markdown_of
+from cosdefense.report.table import tables_to_markdown
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
+from cosdefense.studies.arena.defense_results import list_settings
 from cosdefense.studies.arena.plan import Choice, plan
-from cosdefense.studies.arena.standings import fields_of
-from cosdefense.studies.arena.tables import arena_tables, in_words
+from cosdefense.studies.arena.tables import describe_arena, make_arena_tables
 from cosdefense.studies.study import read_planned_runs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "arena"
@@ -37,9 +37,9 @@ def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunR
 
 
 def test_the_tables_are_those_of_the_records(runs: list[RunRecord]) -> None:
-    fields = fields_of(runs)
+    settings = list_settings(runs)
     written = (RESULTS / "tables.md").read_text(encoding="utf-8")
-    assert markdown_of(arena_tables(fields), TITLE, in_words(fields)) == written
+    assert tables_to_markdown(make_arena_tables(settings), TITLE, describe_arena(settings)) == written
 
 
 def test_the_document_repeats_the_tables() -> None:

@@ -18,15 +18,15 @@ pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
 
 from cosdefense.report import Report
 from cosdefense.report.figure import Figure
-from cosdefense.report.table import markdown_of
+from cosdefense.report.table import tables_to_markdown
 from cosdefense.runs.metrics import Detection
 from cosdefense.runs.packed_records import compact, read_pack, write_pack
 from cosdefense.runs.records import RoundRecord, RunRecord
-from cosdefense.studies.paper.figures import paper_figures
-from cosdefense.studies.paper.page import paper_page_of
+from cosdefense.studies.paper.figures import draw_paper_figures
+from cosdefense.studies.paper.page import render_paper_page
 from cosdefense.studies.paper.report import write_paper_report
-from cosdefense.studies.paper.tables import in_words, paper_tables
-from cosdefense.studies.paper.views import COUNTED, paper_of
+from cosdefense.studies.paper.tables import describe_paper, make_paper_tables
+from cosdefense.studies.paper.views import COUNTED, select_paper_runs
 from paper_runs import (
     DATASETS,
     DEFENSES,
@@ -77,12 +77,12 @@ def runs() -> list[RunRecord]:
 
 @pytest.fixture(scope="module")
 def tables(runs: list[RunRecord]) -> Tables:
-    return read(markdown_of(paper_tables(paper_of(runs, drift_runs())), "t"))
+    return read(tables_to_markdown(make_paper_tables(select_paper_runs(runs, drift_runs())), "t"))
 
 
 @pytest.fixture(scope="module")
 def figures(runs: list[RunRecord]) -> dict[str, Figure]:
-    return paper_figures(paper_of(runs, drift_runs()))
+    return draw_paper_figures(select_paper_runs(runs, drift_runs()))
 
 
 def test_table_3_stands_beside_the_papers(runs: list[RunRecord], tables: Tables) -> None:
@@ -132,7 +132,7 @@ def test_the_cost_of_a_defense_is_taken_seed_by_seed(runs: list[RunRecord], tabl
     assert rows["MNIST", "Krum"]["Cost, final"] == f"{fmean(costs):.1f} ± {stdev(costs):.1f}"
     assert rows["MNIST", "none"]["Cost, final"] == "–"
     uneven = [run for run in runs if (run.label, run.header["seed"]) != ("none", 1)]  # one seed in common
-    told = read(markdown_of(paper_tables(paper_of(uneven)), "t"))[title]
+    told = read(tables_to_markdown(make_paper_tables(select_paper_runs(uneven)), "t"))[title]
     assert next(row for row in told if row["Defense"] == "Krum")["Cost, final"] == f"{costs[0]:.1f}"
 
 
@@ -168,9 +168,9 @@ def test_figures_4_and_6_take_their_middle_from_table_3(
 
 def test_runs_of_another_size_are_not_put_into_the_same_figure(runs: list[RunRecord]) -> None:
     quick = [make("paper-attackers-10", "inner product", "Krum", 0, rounds=30)]
-    paper = paper_of([run for run in runs if run.experiment == "paper-mnist"] + quick)
+    paper = select_paper_runs([run for run in runs if run.experiment == "paper-mnist"] + quick)
     assert [value for value, _ in paper.attackers] == [0.1]
-    assert "figure4" not in paper_figures(paper)
+    assert "figure4" not in draw_paper_figures(paper)
 
 
 def test_figure_1_goes_from_input_to_output(tables: Tables, figures: dict[str, Figure]) -> None:
@@ -217,8 +217,7 @@ def test_a_defense_has_one_color_whoever_is_drawn_with_it(runs: list[RunRecord],
     hues = {entry.label: entry.color for entry in figures["figure3"].legend}
     assert len(set(hues.values())) == len(hues) == 6
     some = [run for run in runs if run.label in ("Clipping-Median", "CosDefense")]
-    for figure in (figures["figure4"], figures["figure6"], *map(paper_figures(paper_of(some)).get, ("figure3",))):
-        assert figure is not None
+    for figure in (figures["figure4"], figures["figure6"], draw_paper_figures(select_paper_runs(some))["figure3"]):
         assert all(hues[entry.label] == entry.color for entry in figure.legend)
 
 
@@ -243,11 +242,11 @@ FIGURES = {  # experiment → the figures it has enough runs for
 @pytest.mark.parametrize("name", FIGURES)
 def test_what_was_not_run_is_left_out(name: str) -> None:
     runs = runs_of(name, seeds=(3,))
-    paper = paper_of(runs)
-    tables, figures = paper_tables(paper), paper_figures(paper)
+    paper = select_paper_runs(runs)
+    tables, figures = make_paper_tables(paper), draw_paper_figures(paper)
     assert set(figures) == FIGURES[name]
     assert tables
-    text = paper_page_of(runs, paper, tables, figures, "t")
+    text = render_paper_page(runs, paper, tables, figures, "t")
     assert all(f'id="{shown}"' in text for shown in figures)
     assert f"{len(runs)} run{'s' if len(runs) > 1 else ''}, seed 3, on NVIDIA H200." in text
 
@@ -263,27 +262,27 @@ def test_unfinished_runs_are_shown_and_named() -> None:
     begun = replace(make("paper-mnist", "inner product", "CosDefense", 1), summary=None)
     begun = replace(begun, rounds=begun.rounds[:30])
     empty = replace(make("paper-mnist", "none", "none", 0), rounds=(), summary=None)
-    paper = paper_of([whole, begun, empty])
-    row = read(markdown_of(paper_tables(paper), "t"))["Table 3: ours beside the paper's"][0]
+    paper = select_paper_runs([whole, begun, empty])
+    row = read(tables_to_markdown(make_paper_tables(paper), "t"))["Table 3: ours beside the paper's"][0]
     assert row["Seeds"] == "0, 1 (1 unfinished)"
     assert row["Final accuracy"] == percent([last(whole.rounds), last(begun.rounds)])
-    assert "2 of them not finished" in in_words(paper)
-    assert set(paper_figures(paper)) >= {"figure3", "grid"}
+    assert "2 of them not finished" in describe_paper(paper)
+    assert set(draw_paper_figures(paper)) >= {"figure3", "grid"}
 
 
 def test_the_words_say_where_the_runs_fall_short_of_the_paper(runs: list[RunRecord]) -> None:
-    told = in_words(paper_of(runs))
+    told = describe_paper(select_paper_runs(runs))
     ends = [last(run.rounds) for run in picked(runs, "paper-mnist", "inner product", "CosDefense")]
     assert f"On MNIST, CosDefense ended at {percent(ends)} accuracy (the paper: 83.37%)." in told
     assert "60 rounds where the paper has 1,000" in told
     header = json.loads(json.dumps(make("paper-mnist", "none", "none", 0).header))
     header["experiment"]["training"]["rounds"] = 1000
-    assert "where the paper has" not in in_words(paper_of([RunRecord(header, (), None)]))
+    assert "where the paper has" not in describe_paper(select_paper_runs([RunRecord(header, (), None)]))
 
 
 def test_two_sizes_of_one_experiment_stay_apart() -> None:
     pair = [make("paper-mnist", "inner product", "CosDefense", 0, rounds=rounds) for rounds in (40, 60)]
-    rows = read(markdown_of(paper_tables(paper_of(pair)), "t"))["Table 3: ours beside the paper's"]
+    rows = read(tables_to_markdown(make_paper_tables(select_paper_runs(pair)), "t"))["Table 3: ours beside the paper's"]
     assert [row["Dataset"] for row in rows] == [f"MNIST, training.rounds = {rounds}" for rounds in (40, 60)]
     assert [row["Paper"] for row in rows] == ["83.37%"] * 2
     assert "Last tenth" in rows[0]
@@ -293,22 +292,22 @@ def test_packed_records_give_the_same_tables(runs: list[RunRecord], tmp_path: Pa
     path = tmp_path / "pack.jsonl.gz"
     write_pack(path, [compact(run, whole_rounds=run.experiment == "paper-scores") for run in runs])
     small = list(read_pack(path))
-    whole, less = paper_of(runs), paper_of(small)
-    assert paper_tables(whole) == paper_tables(less)
-    assert in_words(whole) == in_words(less)
-    assert set(paper_figures(whole)) - set(paper_figures(less)) == {"scores", "rejections"}
+    whole, less = select_paper_runs(runs), select_paper_runs(small)
+    assert make_paper_tables(whole) == make_paper_tables(less)
+    assert describe_paper(whole) == describe_paper(less)
+    assert set(draw_paper_figures(whole)) - set(draw_paper_figures(less)) == {"scores", "rejections"}
 
 
 def test_runs_of_something_else_are_refused() -> None:
     with pytest.raises(ValueError, match="none of the runs repeats an experiment of the paper: synthetic"):
-        paper_of([make_run(rounds=2)])
+        select_paper_runs([make_run(rounds=2)])
 
 
 def test_labels_cannot_break_a_table() -> None:
     label = "a | b\n<script>"
     run = make("paper-mnist", "inner product", "CosDefense", 0)
     run = replace(run, header={**run.header, "defense": label})
-    text = markdown_of(paper_tables(paper_of([run])), "t")
+    text = tables_to_markdown(make_paper_tables(select_paper_runs([run])), "t")
     assert "a \\| b &lt;script&gt;" in text
     assert "<script>" not in text
 
@@ -330,9 +329,9 @@ def test_page_tables_and_pictures_lie_side_by_side(report: Report) -> None:
 
 
 def test_the_page_is_well_formed(runs: list[RunRecord], figures: dict[str, Figure]) -> None:
-    paper = paper_of(runs, drift_runs())
-    text = paper_page_of(runs, paper, paper_tables(paper), figures, "Again")
-    assert text == paper_page_of(runs, paper, paper_tables(paper), figures, "Again")
+    paper = select_paper_runs(runs, drift_runs())
+    text = render_paper_page(runs, paper, make_paper_tables(paper), figures, "Again")
+    assert text == render_paper_page(runs, paper, make_paper_tables(paper), figures, "Again")
     body = text[: text.index('<script type="application/json"')]
     levels = [int(level) for level in re.findall(r"<h([1-6])", body)]
     assert levels.count(1) == levels[0] == 1
@@ -350,7 +349,7 @@ def test_the_page_is_well_formed(runs: list[RunRecord], figures: dict[str, Figur
 def test_every_experiment_is_covered(runs: list[RunRecord], figures: dict[str, Figure]) -> None:
     names = ["figure3", "figure2", "figure1", "figure4", "figure6", "grid", "scores", "rejections", "confusion"]
     assert list(figures) == names
-    assert {run.experiment for run in paper_of(runs).runs} == set(experiments()) >= set(DATASETS)
+    assert {run.experiment for run in select_paper_runs(runs).runs} == set(experiments()) >= set(DATASETS)
     panels: dict[str, Any] = {panel.title: panel for panel in figures["grid"].panels}
     cells = {(row["dataset"], row["defense"]): row["share"] for row in panels["Final accuracy without an attack"].rows}
     same = [last(run.rounds) for run in picked(runs, "paper-fashion-mnist", "none", "Krum")]

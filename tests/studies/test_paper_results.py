@@ -7,13 +7,13 @@ from statistics import fmean
 
 import pytest
 
-from cosdefense.report.table import markdown_of
+from cosdefense.report.table import tables_to_markdown
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
 from cosdefense.studies.paper.drift import DriftRun, read_drift
 from cosdefense.studies.paper.plan import plan
-from cosdefense.studies.paper.tables import paper_tables
-from cosdefense.studies.paper.views import paper_of
+from cosdefense.studies.paper.tables import make_paper_tables
+from cosdefense.studies.paper.views import select_paper_runs
 from cosdefense.studies.study import read_planned_runs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -48,7 +48,7 @@ def test_figure_1_has_its_runs(drift: list[DriftRun]) -> None:
 def test_the_tables_are_those_of_the_records(runs: list[RunRecord], drift: list[DriftRun]) -> None:
     written = (RESULTS / "tables.md").read_text(encoding="utf-8")
     title = written.splitlines()[0].removeprefix("# ")
-    assert markdown_of(paper_tables(paper_of(runs, drift)), title) == written
+    assert tables_to_markdown(make_paper_tables(select_paper_runs(runs, drift)), title) == written
 
 
 def test_the_page_repeats_the_tables() -> None:

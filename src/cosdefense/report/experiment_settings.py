@@ -12,7 +12,7 @@ from ..runs.records import RunRecord
 VARIED = ("seeds", "attacks", "defenses")  # a run's own experiment holds one of each
 
 
-def setting(header: Mapping[str, Any], *path: str) -> Any:
+def read_setting(header: Mapping[str, Any], *path: str) -> Any:
     """The value at a path of nested keys; None where a key is missing."""
     value: Any = header
     for key in path:
@@ -90,5 +90,5 @@ def _common(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parts(run: RunRecord) -> dict[str, Any]:
     """The run's own attack and defense, as they were described."""
-    found = {kind: setting(run.header, "experiment", f"{kind}s") for kind in ("attack", "defense")}
+    found = {kind: read_setting(run.header, "experiment", f"{kind}s") for kind in ("attack", "defense")}
     return {kind: entries[0] for kind, entries in found.items() if isinstance(entries, list | tuple) and entries}

@@ -11,6 +11,7 @@ import vl_convert
 from .chart_data import Row
 from .theme import PAPER, config
 
+HALF_PAGE = 580  # pixels of the page's width that one of two columns has
 DATA = "rows"  # the name by which a chart refers to its panel's rows
 
 
@@ -31,7 +32,7 @@ class Panel:
     description: str  # read aloud instead of the picture
     rows: list[Row]
     chart: alt.LayerChart
-    least: int = 0  # pixels of width below which it cannot be read; a narrow page scrolls it
+    min_width: int = 0  # pixels; a narrower page scrolls it
 
     def spec(self) -> dict[str, Any]:
         """The chart for the page: as wide as its container, names of colors left to the page, where they wrap."""
@@ -55,6 +56,15 @@ class Figure:
     columns: int = 1
     legend: tuple[Entry, ...] = ()
     pickable: bool = False  # the charts have a parameter "picked" that takes a label of the legend
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the page shows two panels beside each other."""
+        return len(self.panels) > 1 and all(panel.min_width <= HALF_PAGE for panel in self.panels)
+
+    def chart_id(self, index: int) -> str:
+        """The id of a panel's element on the page."""
+        return f"chart-{self.name}-{index}"
 
     def png(self) -> bytes:
         """All panels on white paper, at twice the pixels."""

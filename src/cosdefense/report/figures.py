@@ -25,16 +25,16 @@ from .chart_elements import (
 )
 from .curves import curves
 from .figure import Entry, Figure, Panel
-from .groups import Group, grouped, under
+from .groups import Group, group_runs, under
 from .heatmaps import grid_figure
 from .theme import HEAT, TRUTH, colors, dashes
 
 MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat maps
 
 
-def figures_of(runs: Sequence[RunRecord]) -> list[Figure]:
+def draw_figures(runs: Sequence[RunRecord]) -> list[Figure]:
     """Every figure that has data."""
-    groups = grouped(runs)
+    groups = group_runs(runs)
     drawn = [grid_figure(groups), _accuracy(groups), scores(groups), _points(groups), rejections(groups)]
     drawn += [confusion(groups), _split(groups)]
     return [figure for figure in drawn if figure.panels]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runs.metrics import Detection, summary_of
 from ..runs.records import RoundRecord, RunRecord
-from .experiment_settings import distinctions, setting
+from .experiment_settings import distinctions, read_setting
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Group:
         if not self.rounds or self.attack == "none" or (known and not any(map(any, known))):
             return []
         numbers = [record.round for record in self.rounds]
-        found = {setting(run.header, "experiment", "schedule", "attack_start") for run in self.runs}
+        found = {read_setting(run.header, "experiment", "schedule", "attack_start") for run in self.runs}
         return sorted(start for start in found if isinstance(start, int) and min(numbers) < start <= max(numbers))
 
     @property
@@ -72,7 +72,7 @@ class Group:
         return ", ".join(filter(None, (self.setting, under(self.attack))))
 
 
-def grouped(runs: Sequence[RunRecord]) -> list[Group]:
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     """Runs by experiment, attack and defense, all in the order in which they first appear."""
     table: dict[tuple[str, str], dict[str, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))
     told = distinctions(runs)

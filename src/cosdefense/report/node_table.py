@@ -11,7 +11,7 @@ from .table import NOTHING, Table
 MAX_OPEN = 24  # rows; more are shown when asked for
 
 
-def nodes_of(runs: Sequence[RunRecord]) -> Table | None:
+def make_node_table(runs: Sequence[RunRecord]) -> Table | None:
     """None where nobody knows why a reply was rejected, as in a simulation."""
     known = [run for run in runs if any(record.reasons for record in run.rounds)]
     rows = [(run.label, *row) for run in known for row in _rows(run)]

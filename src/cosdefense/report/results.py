@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..runs.records import RunRecord
-from .experiment_settings import flat, setting
+from .experiment_settings import flat, read_setting
 from .groups import Group, under
 from .table import NOTHING
 
@@ -19,7 +19,7 @@ Summary = Mapping[str, Any]
 MAX_TOLD = 4  # attacks that are told one by one
 
 
-def table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+def make_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the results; columns without any number are left out."""
     rows = [
         [group.defense, group.setting or NOTHING, group.attack or NOTHING, seeds(group)]
@@ -102,15 +102,15 @@ NOTES = {
 }
 
 
-def notes(groups: Sequence[Group]) -> str:
+def explain_columns(groups: Sequence[Group]) -> str:
     """What the columns mean."""
-    headings, _ = table(groups)
+    headings, _ = make_table(groups)
     several = any(len(group.runs) > 1 for group in groups)
     known = [text for heading, text in NOTES.items() if heading in headings]
     return " ".join(known + ["Mean ± standard deviation over seeds."] * several)
 
 
-def in_words(groups: Sequence[Group]) -> str:
+def describe_results(groups: Sequence[Group]) -> str:
     """A paragraph for somebody who reads nothing else."""
     worlds = list(dict.fromkeys(group.circumstances for group in groups))
     if len(worlds) > MAX_TOLD:
@@ -199,14 +199,14 @@ def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _dataset(run: RunRecord) -> Any:
-    return setting(run.header, "experiment", "data", "dataset") or run.header.get("dataset")
+    return read_setting(run.header, "experiment", "data", "dataset") or run.header.get("dataset")
 
 
-def as_json(groups: Sequence[Group]) -> str:
+def to_json(groups: Sequence[Group]) -> str:
     return json.dumps(records(groups), indent=1, default=str)
 
 
-def as_csv(groups: Sequence[Group]) -> str:
+def to_csv(groups: Sequence[Group]) -> str:
     lines = records(groups)
     text = StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\r\n")

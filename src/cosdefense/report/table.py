@@ -38,7 +38,7 @@ class Table:
         return "\n".join([f"## {_inert(self.title)}", "", _inert(self.note), "", *lines, ""])
 
 
-def markdown_of(tables: Mapping[str, Table], title: str, words: str = "") -> str:
+def tables_to_markdown(tables: Mapping[str, Table], title: str, words: str = "") -> str:
     """All tables, for documents, under a title and a paragraph where there is one."""
     opening = [f"# {title}", "", *([_inert(words), ""] if words else [])]
     return "\n".join([*opening, *(table.markdown() for table in tables.values())])

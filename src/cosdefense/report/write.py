@@ -32,10 +32,10 @@ def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
     if not runs:
         raise ValueError("a report needs at least one run, got none")
     with drawing_libraries():
-        from .figures import figures_of
-        from .page import page_of
-    figures = figures_of(runs)
-    return write_files(out, figures, page_of(runs, figures, title))
+        from .figures import draw_figures
+        from .page import render_report
+    figures = draw_figures(runs)
+    return write_files(out, figures, render_report(runs, figures, title))
 
 
 @contextmanager
@@ -44,10 +44,11 @@ def drawing_libraries() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in ("altair", "vl_convert"):
+        if error.name not in ("altair", "vl_convert", "jinja2", "markupsafe"):
             raise
         raise MissingReportExtra(
-            f"a report needs altair and vl-convert-python, {error.name} was not found: pip install 'cosdefense[report]'"
+            "a report needs altair, vl-convert-python and jinja2, "
+            f"{error.name} was not found: pip install 'cosdefense[report]'"
         ) from error
 
 

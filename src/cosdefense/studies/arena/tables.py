@@ -1,4 +1,4 @@
-"""The arena in words and numbers: who lost how much to whom, what it cost, and what it had to be told."""
+"""The arena in words and numbers: what each defense lost under each attack, what it costs, and what it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...report.results import count, spread
 from ...report.table import NOTHING, Table
-from .standings import ADAPTIVE, BACKDOOR, NONE, SURVIVAL, Field, Fighter, tails
+from .defense_results import ADAPTIVE, BACKDOOR, NONE, SURVIVAL, DefenseResult, Setting, list_tail_accuracies
 
 SIDES = {False: "No oracle", True: "With an oracle"}
 RANKED = (
@@ -16,91 +16,92 @@ RANKED = (
 )
 
 
-def arena_tables(fields: Sequence[Field]) -> dict[str, Table]:
-    """Two tables a field, by name."""
-    tables = [table for field in fields for table in (_ranking(field).compact(), accuracies_of(field))]
+def make_arena_tables(settings: Sequence[Setting]) -> dict[str, Table]:
+    """Two tables a setting, by name."""
+    tables = [table for setting in settings for table in (_make_ranking(setting).compact(), _make_accuracies(setting))]
     return {table.name: table for table in tables}
 
 
-def in_words(fields: Sequence[Field]) -> str:
-    """A paragraph for somebody who reads nothing else."""
-    runs = [run for field in fields for fighter in field.fighters for g in fighter.groups.values() for run in g.runs]
+def describe_arena(settings: Sequence[Setting]) -> str:
+    """The outcome in one paragraph."""
+    groups = [group for setting in settings for result in setting.results for group in result.groups.values()]
+    runs = [run for group in groups for run in group.runs]
     unfinished = sum(run.summary is None for run in runs)
-    told = [f"{count(len(runs), 'run')}."]
-    told += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
-    return " ".join([*told, *map(_outcome, fields)])
+    sentences = [f"{count(len(runs), 'run')}."]
+    sentences += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
+    return " ".join([*sentences, *map(_describe_outcome, settings)])
 
 
-def _outcome(field: Field) -> str:
+def _describe_outcome(setting: Setting) -> str:
     """Which defense without an oracle has the best worst case, and which loses least to attackers that know it."""
-    if field.clean is None:
-        return f"On {field.title}: plain averaging without an attack, by which all are measured, was not run yet."
-    told = [f"On {field.title}, plain averaging without an attack reaches {field.clean:.1%}."]
-    full = [fighter for fighter in field.side(oracle=False) if len(fighter.attacked) == _most(field)]
-    first = full[0] if full else None
-    if first and first.worst:
-        lost = f"{_points(first.lost(first.worst[1]))} points, under {first.worst[0]}"
-        told.append(f"Of the defenses without an oracle, {first.defense} has the best worst case: it loses {lost}.")
-    tried = [(end, fighter) for fighter in field.side(oracle=False) if (end := fighter.under(ADAPTIVE)) is not None]
+    if setting.clean is None:
+        return f"On {setting.title}: plain averaging without an attack, by which all are measured, was not run yet."
+    sentences = [f"On {setting.title}, plain averaging without an attack reaches {setting.clean:.1%}."]
+    most = max(len(result.attacked) for result in setting.results)  # a worst case among fewer attacks says less
+    full = [result for result in setting.results_with(oracle=False) if len(result.attacked) == most]
+    if full and full[0].worst:
+        attack, end = full[0].worst
+        lost = f"{_points(full[0].lost(end))} points, under {attack}"
+        sentences.append(
+            f"Of the defenses without an oracle, {full[0].defense} has the best worst case: it loses {lost}."
+        )
+    adaptive = [(result.lowest_under(ADAPTIVE), result) for result in setting.results_with(oracle=False)]
+    tried = [(end, result) for end, result in adaptive if end is not None]
     if tried:
         end, best = max(tried, key=lambda pair: pair[0])
-        told.append(f"Under attackers that adapt to it, {best.defense} loses least: {_points(best.lost(end))} points.")
-    return " ".join(told)
+        lost = _points(best.lost(end))
+        sentences.append(f"Under attackers that adapt to it, {best.defense} loses least: {lost} points.")
+    return " ".join(sentences)
 
 
-def _most(field: Field) -> int:
-    """Attacks that the most tried defense met: a worst case among fewer says less."""
-    return max(len(fighter.attacked) for fighter in field.fighters)
-
-
-def _ranking(field: Field) -> Table:
-    uneven = len({len(fighter.attacked) for fighter in field.fighters}) > 1
-    rows = tuple(_row(fighter, uneven) for fighter in field.fighters)
+def _make_ranking(setting: Setting) -> Table:
+    uneven = len({len(result.attacked) for result in setting.results}) > 1
+    rows = tuple(_make_row(result, uneven) for result in setting.results)
     note = "Lost: points of accuracy (mean of the last tenth of the rounds, over seeds) below plain averaging without "
     note += "an attack. Worst case and mean are over all attacks but the adaptive one, which knows the defense. "
     note += "Honest rejected: the share of honest updates that filters rejected; attacked: the mean over those of the "
     note += f"attacks that left more than {SURVIVAL:.0%} of the accuracy of plain averaging without an attack, since a "
-    note += "destroyed model tells honest clients from nobody. Milliseconds: of the server's rule, median over runs. "
-    note += "Oracle: rules that need what a server cannot know by itself; a guess of attackers was the truth."
-    title = f"{field.title}: every defense in its worst case"
-    return Table(f"defenses-{field.name}", title, note, RANKED, rows, n_words=4, parts=True)
+    note += "destroyed model does not tell honest clients from others. Milliseconds: of the server's rule, median over "
+    note += "runs. Oracle: rules that need what a server does not know without help. Rules that take a guess of the "
+    note += "share of attackers were given the true share of all clients."
+    title = f"{setting.title}: every defense in its worst case"
+    return Table(f"defenses-{setting.name}", title, note, RANKED, rows, n_words=4, parts=True)
 
 
-def _row(fighter: Fighter, uneven: bool) -> tuple[str, ...]:
-    attack, low = fighter.worst or (NOTHING, None)
-    clean, backdoors = fighter.attacks_of(NONE), fighter.attacks_of(BACKDOOR)
-    ends = (low, fighter.mean, fighter.under(ADAPTIVE), fighter.under(NONE))
-    shares = [fighter.mean_of("attack_success", backdoors)]
-    shares += [fighter.mean_of("honest_rejected", names) for names in (clean, fighter.survived)]
-    cost = fighter.milliseconds
+def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
+    attack, low = result.worst or (NOTHING, None)
+    clean, backdoors = result.attacks_named(NONE), result.attacks_named(BACKDOOR)
+    ends = (low, result.mean, result.lowest_under(ADAPTIVE), result.lowest_under(NONE))
+    shares = [result.mean_of("attack_success", backdoors)]
+    shares += [result.mean_of("honest_rejected", names) for names in (clean, result.survived)]
+    cost = result.milliseconds
     return (
-        SIDES[fighter.oracle],
-        fighter.defense,
-        ", ".join(sorted(fighter.needs)) or "nothing",
+        SIDES[result.oracle],
+        result.defense,
+        ", ".join(sorted(result.needs)) or "nothing",
         attack,
-        *(_points(fighter.lost(end)) for end in ends),
+        *(_points(result.lost(end)) for end in ends),
         *map(_share, shares),
         NOTHING if cost is None else f"{cost:.3g}",
-        str(len(fighter.attacked)) if uneven else NOTHING,
+        str(len(result.attacked)) if uneven else NOTHING,
     )
 
 
-def accuracies_of(field: Field) -> Table:
+def _make_accuracies(setting: Setting) -> Table:
     """Defenses × attacks: what the points were lost from."""
     rows = [
-        (SIDES[fighter.oracle], fighter.defense, *(_over_seeds(fighter, attack) for attack in field.attacks))
-        for fighter in field.fighters
+        (SIDES[result.oracle], result.defense, *(_over_seeds(result, attack) for attack in setting.attacks))
+        for result in setting.results
     ]
     note = "Accuracy on held-out data, the mean of all evaluations in the last tenth of the rounds. "
     note += "Mean ± standard deviation over seeds."
-    title = f"{field.title}: accuracy under every attack"
-    return Table(
-        f"accuracies-{field.name}", title, note, ("Oracle", "Defense", *field.attacks), tuple(rows), 2, parts=True
-    )
+    title = f"{setting.title}: accuracy under every attack"
+    headings = ("Oracle", "Defense", *setting.attacks)
+    return Table(f"accuracies-{setting.name}", title, note, headings, tuple(rows), 2, parts=True)
 
 
-def _over_seeds(fighter: Fighter, attack: str) -> str:
-    return spread(tails(fighter.groups[attack])) if attack in fighter.groups else NOTHING
+def _over_seeds(result: DefenseResult, attack: str) -> str:
+    return spread(list_tail_accuracies(result.groups[attack])) if attack in result.groups else NOTHING
 
 
 def _points(lost: float | None) -> str:

@@ -37,7 +37,7 @@ LOOKS = {entry.label: entry for entry in map(Entry, DEFENSES, HUES, PATTERNS)}
 OTHERS = PALETTE[3]  # defenses that the paper does not know, told apart by their patterns
 
 
-def paper_figures(paper: Paper) -> dict[str, Figure]:
+def draw_paper_figures(paper: Paper) -> dict[str, Figure]:
     """Every figure that has data, by name."""
     rejecting = [g for g in paper.attacked if g.detection.malicious_rejected or g.detection.honest_rejected]
     drawn = [_figure3(paper), _figure2(paper), _figure1(paper), _figure4(paper), _figure6(paper), _heat_maps(paper)]
@@ -45,7 +45,7 @@ def paper_figures(paper: Paper) -> dict[str, Figure]:
     return {figure.name: figure for figure in drawn if figure.panels}
 
 
-def names_of(groups: Sequence[Group]) -> tuple[Entry, ...]:
+def list_entries(groups: Sequence[Group]) -> tuple[Entry, ...]:
     """The defenses in the paper's order, each in its own color."""
     found = list(dict.fromkeys(group.defense for group in groups))
     others = [name for name in found if name not in LOOKS]
@@ -55,7 +55,7 @@ def names_of(groups: Sequence[Group]) -> tuple[Entry, ...]:
 
 def _figure3(paper: Paper) -> Figure:
     seen = [view for view in views(paper.attacked) if any(accuracy_rows(group, view.key) for group in view.groups)]
-    names = names_of([group for view in seen for group in view.groups])
+    names = list_entries([group for view in seen for group in view.groups])
     panels = tuple(
         curves([g for g in view.groups if accuracy_rows(g, view.key)], names, view.title, view.key) for view in seen
     )
@@ -133,7 +133,7 @@ def _bars_of(
     name: str, title: str, caption: str, values: Sequence[tuple[float, Group]], what: str, form: str
 ) -> Figure:
     rows = share_rows(values, form)
-    names = tuple(replace(entry, dash=()) for entry in names_of([group for _, group in values]))
+    names = tuple(replace(entry, dash=()) for entry in list_entries([group for _, group in values]))
     if any(row["kind"] == "seed" for row in rows):
         caption += " Bars are the mean over seeds, whiskers its standard deviation, dots single seeds."
     panels = (_bars(rows, names, what),) if len({row["setting"] for row in rows}) > 1 else ()

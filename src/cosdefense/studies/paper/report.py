@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...report.table import markdown_of
+from ...report.table import tables_to_markdown
 from ...report.write import Report, drawing_libraries, write_files, write_tables
 from ...runs.records import RunRecord
 from .drift import DriftRun
-from .tables import paper_tables
-from .views import paper_of
+from .tables import make_paper_tables
+from .views import select_paper_runs
 
 
 def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str, drift: Sequence[DriftRun] = ()) -> Report:
@@ -18,13 +18,13 @@ def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str, drift: 
 
     Only the paper's own figures and the heat maps become PNG; the page has more.
     """
-    paper = paper_of(runs, drift)
-    tables = paper_tables(paper)
-    written = write_tables(out, markdown_of(tables, title))
+    paper = select_paper_runs(runs, drift)
+    tables = make_paper_tables(paper)
+    written = write_tables(out, tables_to_markdown(tables, title))
     with drawing_libraries():
-        from .figures import paper_figures
-        from .page import paper_page_of
-    figures = paper_figures(paper)
-    page = paper_page_of(runs, paper, tables, figures, title)
+        from .figures import draw_paper_figures
+        from .page import render_paper_page
+    figures = draw_paper_figures(paper)
+    page = render_paper_page(runs, paper, tables, figures, title)
     shown = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
     return write_files(out, shown, page, written)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from ...report.experiment_settings import setting
+from ...report.experiment_settings import read_setting
 from ...report.groups import Group
 from ...report.results import area, count, seeds, spread
 from ...report.table import NOTHING, Table
@@ -17,7 +17,7 @@ from .views import COUNTED, ROUNDS, Paper, View, before_attack, views
 TITLE = "Secure Federated Learning against Model Poisoning Attacks via Client Filtering"
 
 
-def paper_tables(paper: Paper) -> dict[str, Table]:
+def make_paper_tables(paper: Paper) -> dict[str, Table]:
     """Every table that has rows, by name."""
     tables = [
         _accuracies(paper),
@@ -31,7 +31,7 @@ def paper_tables(paper: Paper) -> dict[str, Table]:
     return {table.name: table.compact() for table in tables if table.rows}
 
 
-def in_words(paper: Paper) -> str:
+def describe_paper(paper: Paper) -> str:
     """A paragraph for somebody who reads nothing else."""
     headers = [*(run.header for run in paper.runs), *(run.header for run in paper.drift)]
     known = sorted({seed for header in headers if isinstance(seed := header.get("seed"), int)})
@@ -216,7 +216,7 @@ def _seeds(group: Group) -> str:
 
 def _planned(run: RunRecord) -> int:
     """How many rounds the run was to have."""
-    planned = setting(run.header, "experiment", "training", "rounds")
+    planned = read_setting(run.header, "experiment", "training", "rounds")
     return planned if isinstance(planned, int) else run.n_rounds
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...report.experiment_settings import setting
-from ...report.groups import Group, grouped
+from ...report.experiment_settings import read_setting
+from ...report.groups import Group, group_runs
 from ...runs.records import RunRecord
 from .drift import DriftRun
 
@@ -95,7 +95,7 @@ class Paper:
 
     def of(self, name: str) -> list[Group]:
         """The groups of one experiment; their setting is empty unless it was run in several ways."""
-        return grouped([run for run in self.runs if run.experiment == name])
+        return group_runs([run for run in self.runs if run.experiment == name])
 
     def _varied(self, prefix: str, *path: str) -> list[tuple[float, Group]]:
         """Groups by the value of a setting; that of table 3 comes from table 3's own runs."""
@@ -104,12 +104,12 @@ class Paper:
         defenses, sizes = {group.defense for group in own}, [_size(group) for group in own]
         shared = [group for group in self.of("paper-mnist") if group.attack != "none" and group.defense in defenses]
         found = [*own, *(group for group in shared if _size(group) in sizes)]
-        values = [(setting(group.runs[0].header, "experiment", *path), group) for group in found]
+        values = [(read_setting(group.runs[0].header, "experiment", *path), group) for group in found]
         known = [(float(value), group) for value, group in values if isinstance(value, int | float)]
         return sorted(known, key=lambda pair: (pair[0], _place(pair[1])))
 
 
-def paper_of(runs: Sequence[RunRecord], drift: Sequence[DriftRun] = ()) -> Paper:
+def select_paper_runs(runs: Sequence[RunRecord], drift: Sequence[DriftRun] = ()) -> Paper:
     """Those of the runs that repeat the paper; an error where none does."""
     known = (*MAIN, COUNTERS, SCORES)
     mine = [run for run in runs if run.experiment in known or run.experiment.startswith((ATTACKERS, SKEW))]
@@ -134,7 +134,7 @@ def views(groups: Sequence[Group]) -> list[View]:
 
 def before_attack(run: RunRecord, key: str = "accuracy") -> float | None:
     """What was measured last before the attack began."""
-    start = setting(run.header, "experiment", "schedule", "attack_start")
+    start = read_setting(run.header, "experiment", "schedule", "attack_start")
     found = [getattr(record, key) for record in run.rounds if start and record.round < start]
     known: list[float] = [value for value in found if value is not None]
     return known[-1] if known else None
@@ -149,4 +149,4 @@ def _place(group: Group) -> tuple[Any, ...]:
 def _size(group: Group) -> tuple[Any, ...]:
     """Runs of another size belong to another figure."""
     paths = (("data", "dataset"), ("model",), ("training", "rounds"), ("schedule", "attack_start"))
-    return tuple(str(setting(group.runs[0].header, "experiment", *path)) for path in paths)
+    return tuple(str(read_setting(group.runs[0].header, "experiment", *path)) for path in paths)
