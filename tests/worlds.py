@@ -43,8 +43,8 @@ def digits_world(
     """Fifty clients with 28 digits each; `trusted` of the training set go to the server, `shared` of each client's."""
     digits = load("digits")
     torch.manual_seed(seed)
-    liars = torch.zeros(n_clients, dtype=torch.bool)
-    liars[torch.randperm(n_clients)[: round(malicious * n_clients)]] = True
+    is_malicious = torch.zeros(n_clients, dtype=torch.bool)
+    is_malicious[torch.randperm(n_clients)[: round(malicious * n_clients)]] = True
     held, free = torch.arange(trusted), torch.arange(trusted, len(digits.train_labels))
     owned = LabelSkew(q)(digits.train_labels[free], 10, n_clients, seed)
     world = World(
@@ -52,7 +52,7 @@ def digits_world(
         images=digits.train_images,
         labels=digits.train_labels,
         partition=[free[own] for own in owned],
-        malicious=liars,
+        malicious=is_malicious,
         n_classes=10,
         trainer=LocalSGD(lr),
     )

@@ -1,8 +1,9 @@
-"""Rows that do not fit into memory are in a file, which nobody sees and nobody has to remove."""
+"""Rows that do not fit into memory are in a file without a name, which the system removes."""
 
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def mapped(folder: Path) -> bool:
     return str(folder) in MAPS.read_text()
 
 
-@pytest.mark.skipif(not MAPS.exists(), reason="only Linux tells what a process maps")
+@pytest.mark.skipif(not MAPS.exists(), reason="needs /proc/self/maps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_in_a_file_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -44,9 +45,26 @@ def test_in_a_file_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.Mon
     assert not mapped(tmp_path)
 
 
-def test_by_itself_half_of_the_free_memory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_limit_is_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))  # a file cannot be made
     monkeypatch.setattr(update_buffer, "free_memory", lambda: 8000)
     allocate_updates(1, torch.zeros(1000))
     with pytest.raises(FileNotFoundError):
         allocate_updates(2, torch.zeros(1000))
+
+
+def test_without_posix_fallocate_free_space_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    rows = allocate_updates(3, torch.zeros(1000), max_memory=0)
+    rows.copy_(torch.ones(3, 1000))
+    assert float(rows.sum()) == 3000
+    with pytest.raises(OSError, match=r"updates need \d+ bytes in .*, found \d+ free"):
+        allocate_updates(1 << 50, torch.zeros(1), max_memory=0)
+
+
+def test_without_proc_memory_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, which does not say how much is free."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))  # a file cannot be made
+    monkeypatch.setattr(update_buffer, "MEMINFO", tmp_path / "meminfo")
+    assert allocate_updates(2, torch.zeros(1000)).shape == (2, 1000)
