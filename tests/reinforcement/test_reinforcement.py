@@ -342,7 +342,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "cosdefense", *arguments],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
 
     return run
@@ -399,12 +399,12 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
         [sys.executable, "-m", "cosdefense", *arguments],
         cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (tmp_path / "x.safetensors").exists():
         assert time.monotonic() < deadline, "nothing was ever written"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "of 2000 decisions; what was learned so far is in x.safetensors" in said
     assert "Traceback" not in said

@@ -37,7 +37,7 @@ def opened(page: Path, tmp_path: Path, width: int = 1280) -> str:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
     options += [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=15000"]
     command = [str(BROWSER), *options, "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def without_policy(text: str) -> str:

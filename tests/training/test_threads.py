@@ -67,7 +67,7 @@ def thread_counts() -> tuple[int, ...]:
 
 
 def test_pieces_run_at_the_same_time_and_results_are_in_order(threads: int) -> None:
-    barrier = threading.Barrier(threads, timeout=60)
+    barrier = threading.Barrier(threads, timeout=300)
 
     def work(task: Task, i: int) -> int:
         barrier.wait()  # would time out if fewer ran at a time
@@ -101,7 +101,7 @@ def test_no_threads_are_started_without_need(reason: str, threads: int) -> None:
 
 
 def test_every_thread_has_its_own_task_and_the_callers_gradient_mode(threads: int) -> None:
-    barrier = threading.Barrier(threads, timeout=60)
+    barrier = threading.Barrier(threads, timeout=300)
 
     def work(own_task: Task, i: int) -> tuple[Task, bool]:
         barrier.wait()
