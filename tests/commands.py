@@ -16,7 +16,7 @@ from cosdefense.cli.app import main
 
 
 def called(*arguments: str, cwd: Path) -> CompletedProcess[str]:
-    """As `cosdefense` in a process of its own, for what leaves nothing behind. A traceback is raised here."""
+    """Like `cosdefense` in another process, for commands without lasting effects. A traceback is raised here."""
     before, code = signal.getsignal(signal.SIGTERM), 0
     with (
         patch.object(sys, "argv", ["cosdefense", *arguments]),

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow  # starts processes
 
 TOML = "seeds = [0, 1]" + TINY + '[[defenses]]\nname = "held:mean"\n[[defenses]]\nname = "held:median"\n'
 
-# While the file "hold" lies there, every process stops in the sixth round of its first run, and says who it is.
+# While the file "hold" exists, every process stops in the sixth round of its first run, and says who it is.
 HELD = """
 import os, time
 from dataclasses import dataclass

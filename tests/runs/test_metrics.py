@@ -10,10 +10,10 @@ from cosdefense.runs.metrics import Detection, area_under_roc, final_accuracy, s
 from cosdefense.runs.records import RoundRecord, RunRecord
 
 
-def record(number: int, weights: list[float], liars: list[int], **more: object) -> RoundRecord:
+def record(number: int, weights: list[float], malicious: list[int], **more: object) -> RoundRecord:
     clients = tuple(range(len(weights)))
     more = {"scores": {"Krum": (0.5,) * len(weights)}, **more}
-    return RoundRecord(number, clients, tuple(map(float, weights)), tuple(bool(liar) for liar in liars), **more)  # type: ignore[arg-type]
+    return RoundRecord(number, clients, tuple(map(float, weights)), tuple(map(bool, malicious)), **more)  # type: ignore[arg-type]
 
 
 ROUNDS = [
@@ -54,10 +54,10 @@ def test_area_under_roc_in_one_round_is_scikit_learns() -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     draw = random.Random(0)
     for _ in range(20):
-        liars = [1, 0, *(draw.randrange(2) for _ in range(8))]
-        scores = [draw.randrange(5) / 4 for _ in liars]  # with ties
-        only = record(0, [1.0] * 10, liars, scores={"Krum": tuple(scores)})
-        assert area_under_roc([only], "Krum") == pytest.approx(metrics.roc_auc_score(liars, scores))
+        malicious = [1, 0, *(draw.randrange(2) for _ in range(8))]
+        scores = [draw.randrange(5) / 4 for _ in malicious]  # with ties
+        only = record(0, [1.0] * 10, malicious, scores={"Krum": tuple(scores)})
+        assert area_under_roc([only], "Krum") == pytest.approx(metrics.roc_auc_score(malicious, scores))
 
 
 def test_area_under_roc_compares_within_rounds_only() -> None:
@@ -85,8 +85,8 @@ def test_accuracy_with_batch_statistics_is_summed_up_like_the_other() -> None:
 
 
 def test_a_finished_run_is_believed_and_an_unfinished_one_counted() -> None:
-    told = RunRecord({}, tuple(ROUNDS), {"malicious_rejected": 0.9})
-    assert summary_of(told) == {"malicious_rejected": 0.9}
+    run = RunRecord({}, tuple(ROUNDS), {"malicious_rejected": 0.9})
+    assert summary_of(run) == {"malicious_rejected": 0.9}
     assert summary_of(RunRecord({}, tuple(ROUNDS))) == summarize(ROUNDS)
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow  # starts clusters
 GRID = TINY + '[[defenses]]\nname = "beside:mean"\n[[defenses]]\nname = "beside:median"\n'
 FAILING = TINY + "".join(f'[[defenses]]\nname = "beside:{name}"\n' for name in ("broken", "deadly", "mean"))
 
-# Parts that lie beside the experiment, as a user's may. They write down every round that they see, and stop in the
+# Parts in a file beside the experiment, as a user may have. They write down every round that they see, and stop in the
 # round that the file "hold" names, until it is gone.
 BESIDE = """
 import os, signal, time
@@ -52,7 +52,7 @@ class Watched(Filter):
         return 0
 
     def __call__(self, cohort, state):
-        if cohort.updates.any():  # not a rehearsal
+        if cohort.updates.any():  # not the dry run
             with (FOLDER / f"{{self.name}}.rounds").open("a") as file:
                 file.write(f"{{os.getpid()}} {{state}}\\n")
             self.misbehave(state)
@@ -268,7 +268,7 @@ def test_interrupted_then_robbed_of_a_worker_it_ends_in_the_same_bits(
     held(folder, first, 3)
     os.killpg(first.pid, signal.SIGINT)  # Ctrl-C reaches every process of a terminal
     time.sleep(1)
-    hold.write_text("6")  # it is heard between two rounds
+    hold.write_text("6")  # the signal takes effect between two rounds
     printed, said = first.communicate(timeout=300)
     assert first.returncode == 130, said
     assert "interrupted; every run is saved: the same command resumes" in said
@@ -306,7 +306,7 @@ def test_runs_that_fail_are_reported_and_the_others_finished(
     assert 'beside.py", line' in log.read_text()
     assert log.read_text().endswith("ValueError: no luck today")
     assert "\x1b[" not in log.read_text()
-    assert [state for _, state in rounds_seen(tmp_path, "broken")] == [0, 1, 2]  # what fails by itself fails again
+    assert [state for _, state in rounds_seen(tmp_path, "broken")] == [0, 1, 2]  # an error is not retried
     assert [state for _, state in rounds_seen(tmp_path, "deadly")] == 4 * [0, 1, 2]
     (finished,) = (tmp_path / "runs" / "tiny").glob("noise-beside-mean-*")
     assert decided_by(finished) == decided(here)[finished.name]

@@ -26,7 +26,7 @@ def arena(
         typer.Option(help="digits (default; needs no download), mnist, fashion-mnist or cifar-10; repeatable."),
     ] = None,
     attackers: Annotated[
-        str, typer.Option(metavar="SHARE,…", help="The share of clients that lie; several in turn: 0.1,0.3,0.4.")
+        str, typer.Option(metavar="SHARE,…", help="The share of malicious clients; several in turn: 0.1,0.3,0.4.")
     ] = "0.3",
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
     defenses: Annotated[
@@ -45,11 +45,11 @@ def arena(
     gpu_share: GpuShare = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Let every defense meet every attack on equal terms, over several seeds, and say who loses least.
+    """Run every defense against every attack, over several seeds, and rank the defenses by what they lose.
 
-    Attackers lie from the first round on. Rules that must be told how many they are, are told the truth, and stand
-    apart from those that need no telling. Plain averaging without an attack is always run: all are measured by it.
-    Finished runs are not repeated and interrupted ones go on, so the same command can be given until all is done.
+    Malicious clients attack from the first round on. Rules that need the number of malicious clients are given the true
+    one, and are ranked apart from those that do not. Plain averaging without an attack is always run: all are compared
+    with it. Finished runs are skipped and interrupted ones are resumed: give the same command again until all is done.
     """
     from ..studies.arena.plan import Choice, plan
     from ..studies.arena.report import write_arena_report

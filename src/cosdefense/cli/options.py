@@ -11,7 +11,8 @@ from ..catalog.options import ConfigError
 
 Out = Annotated[Path, typer.Option(help="The folder that holds runs.", file_okay=False)]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where datasets lie; before COSDEFENSE_DATA, the cache and Debian's.")
+    Path | None,
+    typer.Option(help="The folder with the datasets; searched before COSDEFENSE_DATA, the cache and Debian's."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Jobs = Annotated[
@@ -22,8 +23,8 @@ RayAddress = Annotated[
     typer.Option(
         "--ray",
         metavar="ADDRESS|local",
-        help="Run on this Ray cluster, one run per task and core; local: on a Ray of its own. Results come to --out "
-        'here, nodes need cosdefense and no data. Needs the extra "ray".',
+        help="Run on this Ray cluster, one run per task and core; local: start one for this command. "
+        'Results come to --out here, nodes need cosdefense and no data. Needs the extra "ray".',
     ),
 ]
 GpuShare = Annotated[
@@ -33,10 +34,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on s
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
 ]
-Draw = Annotated[bool, typer.Option("--draw", help="Run nothing: report on what is there, finished or not.")]
+Draw = Annotated[bool, typer.Option("--draw", help="Run nothing: report on the runs that exist, finished or not.")]
 Publish = Annotated[
     Path | None,
-    typer.Option(help="Write the report of the finished runs, and their records made small, to this folder instead."),
+    typer.Option(
+        help="Write the report of the finished runs, and their records in one compressed file, to this folder instead."
+    ),
 ]
 
 

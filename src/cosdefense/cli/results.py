@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `--help` comes through here, and needs neither torch nor nu
 
 
 def show_trained(trained: TrainingResult, as_json: bool) -> None:
-    """Where the policy lies, and whether it got better at what it does."""
+    """Show where the policy is, and whether its attack became stronger."""
     if as_json:
         print_json({"policy": str(trained.path), "decisions": trained.steps, "losses": trained.losses})
         return
@@ -31,7 +31,7 @@ def show_trained(trained: TrainingResult, as_json: bool) -> None:
 
 
 def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = None) -> None:
-    """The results: a table and what there is to say about it, or JSON for machines."""
+    """Show the results: a table and remarks about it, or JSON for machines."""
     if as_json:
         rows = [
             {key: run.header[key] for key in ("attack", "defense", "seed")} | {"summary": run.summary} for run in runs
@@ -50,7 +50,7 @@ def show_runs(runs: list[RunRecord], as_json: bool, written: Report | None = Non
 
 
 def show_report(written: Report, as_json: bool) -> None:
-    """Where the report lies."""
+    """Show where the report is."""
     if as_json:
         print_json(_paths(written))
         return
@@ -59,7 +59,7 @@ def show_report(written: Report, as_json: bool) -> None:
 
 
 def show_study(folder: Path, written: Report | None, as_json: bool) -> None:
-    """The tables of many runs, and where the report lies, if it could be drawn."""
+    """Show the tables of many runs, and where the report is, if it could be drawn."""
     tables = folder / "tables.md"
     if as_json:
         print_json({"tables": str(tables)} | (_paths(written) if written else {}))

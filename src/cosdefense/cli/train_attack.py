@@ -30,10 +30,14 @@ def train_attack(
         str | None, typer.Option(help="The label of the defense to attack, if the file has several.")
     ] = None,
     steps: Annotated[int, typer.Option(help="How many decisions to learn from: rounds with attackers in them.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Decides who lies, with which data, and how training goes.")] = 0,
-    episode: Annotated[int, typer.Option(help="Decisions until the federation starts afresh.")] = 100,
-    max_magnitude: Annotated[float, typer.Option(help="How hard the policy may push at most.")] = 29.9,
-    max_local_steps: Annotated[int, typer.Option(help="How many local steps the policy may train at most.")] = 10,
+    seed: Annotated[
+        int, typer.Option(help="Decides who is malicious, with which data, and how training proceeds.")
+    ] = 0,
+    episode: Annotated[int, typer.Option(help="Decisions until the federation starts again.")] = 100,
+    max_magnitude: Annotated[
+        float, typer.Option(help="The largest factor by which the policy may scale updates.")
+    ] = 29.9,
+    max_local_steps: Annotated[int, typer.Option(help="The most local steps that the policy may choose.")] = 10,
     changes: Changes = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a policy that is already there.")] = False,
     device: Device = "cpu",
@@ -42,9 +46,10 @@ def train_attack(
 ) -> None:
     """Train the policy of a learned attack against one defense. Needs gymnasium and stable-baselines3, the extra "rl".
 
-    The malicious clients of the experiment play its federation on nothing but their own data, against the same server
-    rule, and learn by reinforcement (TD3) how hard to push and how many steps to train before. The attacks of the file
-    do not matter. Ctrl-C keeps what was learned so far; training again starts from the beginning.
+    The malicious clients of the experiment simulate its federation on their own data alone, against the same defense.
+    They learn by reinforcement (TD3) by how much to scale their updates and how many local steps to train. The attacks
+    of the file are not used. Ctrl-C saves the policy so far; training again starts from the beginning. On a CPU it runs
+    on one thread.
     """
     import torch
 
@@ -69,7 +74,7 @@ def train_attack(
     out.parent.mkdir(parents=True, exist_ok=True)
     chosen = choose_device(device)
     if chosen.type == "cpu":
-        torch.set_num_threads(1)  # clients are small; and one thread gives the same policy on any number of cores
+        torch.set_num_threads(1)  # clients are small, and one thread gives the same policy on any number of cores
     keep_freed_memory()
     try:
         with progress_bars() as bars, reproducible(tf32=cell.training.tf32):

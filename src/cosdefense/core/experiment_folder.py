@@ -18,7 +18,7 @@ _folder: ContextVar[Path | None] = ContextVar("experiment_folder", default=None)
 
 @contextmanager
 def reading_from(folder: Path | None) -> Iterator[None]:
-    """Inside, names and paths may refer to what lies in this folder."""
+    """Inside, names and paths may refer to files in this folder."""
     token = _folder.set(folder)
     try:
         yield
@@ -34,8 +34,8 @@ def experiment_folder() -> Path | None:
 def import_module(name: str) -> ModuleType:
     """Import a module: the file beside the experiment if there is one of that name, or else as Python would.
 
-    Each folder is a package of its own, so that two experiments may each have a `mine.py`; a changed file is imported
-    again. Modules beside an experiment import each other relatively: `from . import other`.
+    Each folder becomes a separate package, so that two experiments may each have a `mine.py`. A changed file is
+    imported again. Modules beside an experiment import each other relatively: `from . import other`.
     """
     folder = _folder.get()
     if folder is None or not _is_beside(folder, name):

@@ -42,10 +42,10 @@ class Data:
 
     dataset: str = "digits"
     clients: int = 100
-    malicious: float = 0.3  # the share of clients that lie
+    malicious: float = 0.3  # the share of malicious clients
     partition: Partition = LabelSkew()
     trusted: int = 0  # training samples the server holds, and no client; some defenses need about a hundred
-    shared: int = 0  # samples of its own that each client shares with the server, once
+    shared: int = 0  # of its own samples, how many each client shares with the server, once
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -97,7 +97,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides the numbers. A single run is an experiment whose lists have one entry each."""
+    """Everything that decides the numbers. A single run is an experiment with one attack, one defense and one seed."""
 
     name: str
     data: Data = Data()
@@ -107,7 +107,7 @@ class Experiment:
     attacks: tuple[Entry[Attack], ...] = (Entry("none", Attack()),)
     defenses: tuple[Entry[Defense], ...] = (Entry("fedavg", build_defense({"name": "fedavg"})),)
     seeds: tuple[int, ...] = (0,)
-    source: Path | None = field(default=None, compare=False)  # the folder where its own parts lie, if it has some
+    source: Path | None = field(default=None, compare=False)  # the folder whose Python files may define its parts
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name):
@@ -227,14 +227,14 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
         "seeds": list(experiment.seeds),
         "data": data,
         "model": dict(experiment.model),
-        "training": _spelled(asdict(experiment.training)),
-        "schedule": _spelled(asdict(experiment.schedule)),
+        "training": _without_null(asdict(experiment.training)),
+        "schedule": _without_null(asdict(experiment.schedule)),
         "attacks": [{"label": entry.label, **describe(entry.part)} for entry in experiment.attacks],
         "defenses": [{"label": entry.label, **describe(entry.part)} for entry in experiment.defenses],
     }
 
 
-def _spelled(options: Mapping[str, Any]) -> dict[str, Any]:
+def _without_null(options: Mapping[str, Any]) -> dict[str, Any]:
     """TOML has no null."""
     return {key: "none" if value is None else value for key, value in options.items()}
 
@@ -271,7 +271,7 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 def entry_names(table: Mapping[str, Any]) -> tuple[str, str]:
     """How an entry of a grid may be called: by its label, and by what it is, whatever its options."""
-    return _label(table), str(table["name"]) if "name" in table else _composed(table)
+    return _label(table), str(table["name"]) if "name" in table else _part_names(table)
 
 
 def _label(table: Mapping[str, Any]) -> str:
@@ -281,10 +281,10 @@ def _label(table: Mapping[str, Any]) -> str:
     if "name" in table:
         options = ", ".join(f"{key}={value}" for key, value in table.items() if key != "name")
         return f"{table['name']}({options})" if options else str(table["name"])
-    return _composed(table)
+    return _part_names(table)
 
 
-def _composed(table: Mapping[str, Any]) -> str:
+def _part_names(table: Mapping[str, Any]) -> str:
     """The names of the parts of a defense that is spelled out."""
     parts = [*table.get("filters", ()), table.get("aggregator", {"name": "mean"}), *table.get("hooks", ())]
     return " + ".join(str(part.get("name")) if isinstance(part, Mapping) else str(part) for part in parts)

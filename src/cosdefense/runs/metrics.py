@@ -1,4 +1,4 @@
-"""How well it went: pure functions of a run's rounds."""
+"""Measures of a run: pure functions of its rounds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .records import RoundRecord, RunRecord
 
 @dataclass(frozen=True)
 class Detection:
-    """The filters' confusion: clients counted once per round in which a filter judged them.
+    """The confusion matrix of the filters: clients are counted once per round in which a filter judged them.
 
-    Updates that are not finite never reach a filter and say nothing about it: once a model has
-    collapsed, honest clients send them too.
+    Updates that are not finite never reach a filter, so they are not counted: once a model has collapsed, honest
+    clients send them too.
     """
 
     malicious_rejected: int
     malicious_accepted: int
     honest_rejected: int
     honest_accepted: int
-    clean_honest_rejected: int  # the same, in rounds without any liar
+    clean_honest_rejected: int  # the same, in rounds without malicious clients
     clean_honest_accepted: int
 
     @classmethod
@@ -32,11 +32,11 @@ class Detection:
             if record.malicious is None or not record.defended:
                 continue
             clean = not any(record.malicious)
-            for row, (liar, weight) in enumerate(zip(record.malicious, record.weights, strict=True)):
+            for row, (malicious, weight) in enumerate(zip(record.malicious, record.weights, strict=True)):
                 if all(scores[row] is None for scores in record.scores.values()):
                     continue
                 fate = "rejected" if weight == 0 else "accepted"
-                counts[f"{'malicious' if liar else 'honest'}_{fate}"] += 1
+                counts[f"{'malicious' if malicious else 'honest'}_{fate}"] += 1
                 if clean:
                     counts[f"clean_honest_{fate}"] += 1
         return cls(**counts)
@@ -58,7 +58,7 @@ class Detection:
 
     @property
     def clean_false_positive_rate(self) -> float | None:
-        """The share of honest updates rejected in rounds without any liar."""
+        """The share of honest updates rejected in rounds without malicious clients."""
         return _share(self.clean_honest_rejected, self.clean_honest_accepted)
 
 
@@ -72,11 +72,12 @@ def area_under_roc(rounds: Iterable[RoundRecord], filter_name: str) -> float | N
         scores = record.scores.get(filter_name)
         if scores is None or record.malicious is None or not record.defended:
             continue
-        judged = [(score, liar) for score, liar in zip(scores, record.malicious, strict=True) if score is not None]
-        liars = [score for score, liar in judged if liar]
-        honest = [score for score, liar in judged if not liar]
-        pairs += len(liars) * len(honest)
-        wins += sum((high > low) + 0.5 * (high == low) for high in liars for low in honest)
+        pairs_of_round = zip(scores, record.malicious, strict=True)
+        known = [(score, is_malicious) for score, is_malicious in pairs_of_round if score is not None]
+        malicious = [score for score, is_malicious in known if is_malicious]
+        honest = [score for score, is_malicious in known if not is_malicious]
+        pairs += len(malicious) * len(honest)
+        wins += sum((high > low) + 0.5 * (high == low) for high in malicious for low in honest)
     return wins / pairs if pairs else None
 
 
@@ -96,7 +97,7 @@ def final_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
 
 
 def summary_of(run: RunRecord) -> dict[str, Any]:
-    """What a finished run said of itself, since it may have kept only some of its rounds; otherwise so far."""
+    """The summary of a finished run, which may have kept only some of its rounds; else one of the rounds so far."""
     return dict(run.summary) if run.summary else summarize(run.rounds)
 
 

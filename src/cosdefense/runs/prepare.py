@@ -46,7 +46,7 @@ def build_model(cell: Experiment, dataset: Dataset) -> nn.Module:
 
 
 def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> World:
-    """Who owns what, who lies, and what they train: decided by the seed alone."""
+    """Which client owns which samples, which clients are malicious, and what they train: decided by the seed."""
     (seed,) = cell.seeds
     malicious = torch.zeros(cell.data.clients, dtype=torch.bool)
     n_malicious = fraction_of(cell.data.malicious, cell.data.clients)
@@ -79,9 +79,9 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
 
 
 def _held_out(n: int, n_held: int, seed: int) -> tuple[Int[Tensor, " held"], Int[Tensor, " free"]]:
-    """Rows of the training set for the server, and the rest for the clients. The test set is nobody's."""
+    """Rows of the training set for the server, and the rest for the clients."""
     if n_held >= n:
-        raise ConfigError(f"data.trusted must leave something of {n} training samples to the clients, got {n_held}")
+        raise ConfigError(f"data.trusted must leave some of the {n} training samples to the clients, got {n_held}")
     order = torch.randperm(n, generator=generator(seed, "trusted"))
     return order[:n_held], order[n_held:].sort().values
 
@@ -98,26 +98,26 @@ def _server_data(cell: Experiment, world: World, held: Int[Tensor, " held"]) -> 
 
 
 def dry_run(experiment: Experiment, dataset: Dataset) -> None:
-    """Find what only the data reveals, before the first of many runs: an unknown layer, a class that does not exist."""
+    """Find mistakes that only the data reveal before the first of many runs: an unknown layer, a missing class."""
     cell = next(experiment.cells())
     world = build_world(cell, dataset, torch.device("cpu"))
     clients = torch.arange(cell.training.sampled)
     updates = torch.zeros(cell.training.sampled, world.task.layout.size)
     trusted = world.trusted_data
     if isinstance(trusted, ServerData):
-        trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it is there
+        trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it exists
     cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=trusted)
     images, labels = world.draw_batches(clients[:1], 1, 1, generator(0))
     (defense,) = cell.defenses
     for attack in experiment.attacks:
-        with _named(f"attack {attack.label}"):
+        with _naming(f"attack {attack.label}"):
             attack.part.poison(images, labels, world.n_classes, generator(0))
             informed, state = attack.part.with_defense(defense.part, defense.part.init(), attack.part.init())
             informed.forge(cohort, clients < 1, state)
         if attack.part != Attack() and experiment.schedule.attack_start >= experiment.training.rounds:
             warnings.warn("the attack starts after the last round", NeverReached, stacklevel=2)
     for defense in experiment.defenses:
-        with _named(f"defense {defense.label}"):
+        with _naming(f"defense {defense.label}"):
             defense.part(cohort, defense.part.init())
         if experiment.training.local_steps < 2 and any(isinstance(hook, FLWBC) for hook in defense.part.hooks):
             warnings.warn("FL-WBC acts from the second local step on; local_steps is 1", NeverReached, stacklevel=2)
@@ -126,7 +126,7 @@ def dry_run(experiment: Experiment, dataset: Dataset) -> None:
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def _naming(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TooFewClients, MissingTrustedData) as error:

@@ -87,7 +87,7 @@ def run_in_processes(
     tables = [JobTable.of(job) for job in jobs]
     files = [logs / f"process-{number}.log" for number in range(1, n + 1)]
     work = [Work(tables, str(device), n_threads, data_dir, notes, file) for file in files]
-    with _started(work) as workers:
+    with _running(work) as workers:
         _follow(workers, jobs, observer)
         for number, worker in enumerate(workers, start=1):
             worker.process.join()
@@ -96,7 +96,7 @@ def run_in_processes(
 
 
 @contextmanager
-def _started(work: Sequence[Work]) -> Iterator[list[Worker]]:
+def _running(work: Sequence[Work]) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
     try:
         for piece in work:
@@ -176,7 +176,7 @@ class EventSender(Observer):
         self._indices = {job.folder: index for index, job in enumerate(jobs)}
         self._events = events
 
-    def run_started(self, job: Job) -> None:
+    def run_running(self, job: Job) -> None:
         self._events.send(("run_started", self._indices[job.folder]))
 
     def round_recorded(self, job: Job, record: RoundRecord) -> None:

@@ -26,9 +26,9 @@ class RoundRecord:
     """One round in plain numbers."""
 
     round: int
-    clients: tuple[int, ...]  # identities of those who took part
+    clients: tuple[int, ...]  # the identities of the sampled clients
     weights: tuple[float, ...]  # how much each counted; 0 = rejected
-    malicious: tuple[bool, ...] | None = None  # who lied in this round, where that is known
+    malicious: tuple[bool, ...] | None = None  # who attacked in this round, where that is known
     defended: bool = True  # False while the defense was not yet switched on
     skipped: str | None = None  # why the model stayed as it was, if it did
     reasons: tuple[
@@ -79,17 +79,17 @@ class RoundRecord:
     def to_json(self) -> dict[str, Any]:
         """Only what differs from the defaults; numbers shortened to six digits, truth values as 0 and 1."""
         line = {f.name: getattr(self, f.name) for f in fields(self)}
-        line["malicious"] = None if self.malicious is None else [int(liar) for liar in self.malicious]
+        line["malicious"] = None if self.malicious is None else [int(is_malicious) for is_malicious in self.malicious]
         empty: list[Any] = [None, {}, ()]
-        shortened = {key: _shortened(value) for key, value in line.items() if value not in empty}
+        shortened = {key: _shorten(value) for key, value in line.items() if value not in empty}
         return {key: value for key, value in shortened.items() if (key, value) != ("defended", True)}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RoundRecord:
         known = {f.name for f in fields(cls)}
-        given = {key: _frozen(value) for key, value in line.items() if key in known}
+        given = {key: _freeze(value) for key, value in line.items() if key in known}
         if given.get("malicious") is not None:
-            given["malicious"] = tuple(bool(liar) for liar in given["malicious"])
+            given["malicious"] = tuple(map(bool, given["malicious"]))
         return cls(**given)
 
 
@@ -165,7 +165,7 @@ def _pair(point: Sequence[float]) -> tuple[float, float] | None:
     return None if math.isnan(x) else (x, y)
 
 
-def _shortened(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
@@ -175,13 +175,13 @@ def _shortened(value: Any) -> Any:
             return math.copysign(sys.float_info.max, value)
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _shortened(item) for key, item in value.items()}
-    return [_shortened(item) for item in value]
+        return {key: _shorten(item) for key, item in value.items()}
+    return [_shorten(item) for item in value]
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_frozen(item) for item in value)
+        return tuple(_freeze(item) for item in value)
     if isinstance(value, dict):
-        return {key: _frozen(item) for key, item in value.items()}
+        return {key: _freeze(item) for key, item in value.items()}
     return value

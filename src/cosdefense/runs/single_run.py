@@ -43,8 +43,8 @@ def simulate_cell(
     )  # fmt: skip
     for round_ in rounds:
         record = record_of(round_)
-        if _is_evaluated(round_.number, cell):
-            record = _evaluated(record, round_, cell, world, test)
+        if _is_with_evaluation(round_.number, cell):
+            record = _with_evaluation(record, round_, cell, world, test)
         yield record, round_.after
 
 
@@ -134,23 +134,23 @@ class Recorder:
             self._saved, self._saved_at = self._last, time.monotonic()
 
 
-def _evaluated(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
+def _with_evaluation(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
     (attack,), profiler = cell.attacks, Profiler(world.labels.device)
     with profiler.measure("evaluate"):
-        found = evaluate(
+        result = evaluate(
             world.task, round_.after.params, test.test_images, test.test_labels, attack.part, world.n_classes,
             adversary=_adversary(cell), batch_statistics=cell.training.batch_statistics,
         )  # fmt: skip
     return replace(
         record,
-        **asdict(found),
+        **asdict(result),
         seconds={**record.seconds, **profiler.seconds},
         peak_memory={**record.peak_memory, **profiler.peak_memory},
     )
 
 
 def _adversary(cell: Experiment) -> ClientHook | None:
-    """Who moves the test images: as far as the experiment says, or as the defense trains for; always in ten steps."""
+    """What moves the test images: as far as the experiment says, or as the defense trains for; always in ten steps."""
     (defense,) = cell.defenses
     trained_for = [hook.epsilon for hook in defense.part.hooks if isinstance(hook, AdversarialTraining)]
     epsilon = cell.training.adversarial or next(iter(trained_for), None)
@@ -170,7 +170,7 @@ def record_of(round_: Round) -> RoundRecord:
     )
 
 
-def _is_evaluated(number: int, cell: Experiment) -> bool:
+def _is_with_evaluation(number: int, cell: Experiment) -> bool:
     last, before_attack = cell.training.rounds - 1, cell.schedule.attack_start - 1
     return (number + 1) % cell.training.evaluate_every == 0 or number in (last, before_attack)
 
