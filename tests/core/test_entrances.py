@@ -207,6 +207,21 @@ def test_adapters_alone() -> None:
     assert get("cosdefense").apply(start, clients, head="q.lora_B.weight")[1].skipped is None
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
+def test_results_stay_on_the_device(server: nn.Module, trained: list[nn.Module]) -> None:
+    there = [copy.deepcopy(model).cuda() for model in (server, *trained)]
+    result, _, _ = presets.factions().apply(there[0], there[1:], clients=[3, 1, 4, 0, 5])
+    expected, _, _ = presets.factions().apply(server, trained)
+    for name, tensor in result.items():
+        assert tensor.is_cuda
+        assert torch.allclose(tensor.cpu(), expected[name], atol=1e-5)
+    with pytest.raises(ValueError, match="needs device cuda:0, got cpu"):
+        get("fedavg").apply(there[0], trained)
+    rows = ROWS.cuda()
+    assert get("median").aggregate(rows, weights=[1.0] * 7).is_cuda
+    assert all(tensor.is_cuda for tensor in get("median").aggregate([[row[:4], row[4:]] for row in rows]))
+
+
 def with_tensor(state: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Tensor]:
     changed = {**state, **{name.replace("_", "."): tensor for name, tensor in changes.items()}}
     return {name: tensor for name, tensor in changed.items() if tensor is not None}
