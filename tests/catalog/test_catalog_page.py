@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cosdefense.cli.kinds import Kind
 
 from cosdefense.catalog.page import DIFFERENCES, build_page, table_1
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
 from cosdefense.catalog.signatures import explanations_of, options_of, required_by
+from cosdefense.cli.list import Kind
 from cosdefense.cli.listing import entries
 
 PAGE = Path(__file__).parents[2] / "docs" / "catalog.md"
