@@ -87,6 +87,16 @@ def test_the_change_counts_not_the_gradient() -> None:
     assert bool((FLWBC().step(torch.zeros(D), gradient, gradient.clone(), WIDE, 0.5) != 0).float().mean() > 0.999)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gets_the_same_noise(dtype: torch.dtype) -> None:
+    """Drawn in float32 and rounded: in half precision the tail of the distribution would be infinite."""
+    torch.manual_seed(0)
+    zeros = torch.zeros(D, dtype=dtype)
+    moves = FLWBC(0.4).step(zeros, zeros, zeros, WIDE, 0.5)
+    assert moves.dtype == dtype
+    torch.testing.assert_close(moves, stepped(0.0, 0.4, 0.5).to(dtype), rtol=0, atol=0)
+
+
 def test_only_trained_weights_move() -> None:
     """Neither biases nor statistics, nor weights that are frozen."""
     torch.manual_seed(0)

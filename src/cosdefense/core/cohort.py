@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..ops import compute_dtype
 from .layout import Layout, UnknownLayer
 from .trusted_data import MissingTrustedData, TrustedData
 
@@ -73,7 +74,8 @@ class Cohort:
             raise ValueError(f"clients need shape ({len(updates)},), got {tuple(clients.shape)}")
         if clients.is_floating_point() or len(set(clients.tolist())) != len(clients):
             raise ValueError(f"clients must be distinct whole numbers, got {clients.tolist()}")
-        weights = updates.new_ones(len(updates)) if weights is None else _check_weights(weights, updates)
+        weights = torch.ones(len(updates)) if weights is None else weights
+        weights = _check_weights(weights, updates)
         return cls(updates, params, layout, clients.to(updates.device), weights, seed, trusted_data)
 
     def __len__(self) -> int:
@@ -111,7 +113,7 @@ class Cohort:
 def _check_weights(weights: Tensor, updates: Tensor) -> Float[Tensor, " n"]:
     if tuple(weights.shape) != (len(updates),):
         raise ValueError(f"weights need shape ({len(updates)},), got {tuple(weights.shape)}")
-    weights = weights.to(updates)
+    weights = weights.to(updates.device, compute_dtype(updates.dtype))  # a weight in half precision is off by 0.1 %
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise ValueError(f"weights must be finite and at least 0, got {weights.tolist()}")
     if len(weights) > 0 and not bool((weights > 0).any()):
