@@ -1,4 +1,4 @@
-"""The steady mean by hand."""
+"""The norm-limited mean by hand."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cosdefense.aggregators import Mean, NormLimitedMean
 from doubles import save_and_load, weights_only
 
 
-def test_the_first_mean_is_taken_as_it_is() -> None:
+def test_the_first_mean_is_not_clipped() -> None:
     update, state = NormLimitedMean()(weights_only([[6, 0], [0, 8]]), None)
     assert update.tolist() == [3, 4]
     assert state == 5
 
 
-def test_later_ones_are_no_longer_than_usual() -> None:
+def test_later_means_are_clipped_to_the_running_average() -> None:
     cohort = weights_only([[6, 0], [0, 8]])
     update, state = NormLimitedMean()(cohort, 2.0)  # 1.2 · 2 = 2.4 of 5
     assert update.tolist() == pytest.approx([3 * 0.48, 4 * 0.48])
-    assert state == pytest.approx(0.95 * 2 + 0.05 * 4)  # its length counts as at most twice the usual
+    assert state == pytest.approx(0.95 * 2 + 0.05 * 4)  # a norm counts as at most twice the running average
     update, state = NormLimitedMean(max_ratio=3.0, decay=0.5)(cohort, 4.0)
     assert update.tolist() == [3, 4]
     assert state == pytest.approx(4.5)
@@ -35,7 +35,7 @@ def test_weights_count_and_rejected_rows_do_not() -> None:
     assert NormLimitedMean()(cohort, None)[0].tolist() == Mean()(cohort, None)[0].tolist() == [4.5, 2]
 
 
-def test_a_round_without_any_movement_is_forgotten() -> None:
+def test_a_round_of_zeros_is_forgotten() -> None:
     _, state = NormLimitedMean()(weights_only([[0, 0]]), None)
     update, state = NormLimitedMean()(weights_only([[3, 4]]), state)
     assert update.tolist() == [3, 4]
@@ -43,15 +43,15 @@ def test_a_round_without_any_movement_is_forgotten() -> None:
     assert save_and_load(state, NormLimitedMean()) == state
 
 
-def test_nonsense_is_refused() -> None:
+def test_wrong_options_are_refused() -> None:
     with pytest.raises(ValueError, match=r"NormLimitedMean.max_ratio must be positive and finite, got 0"):
         NormLimitedMean(max_ratio=0.0)
     with pytest.raises(ValueError, match=r"NormLimitedMean.decay must be in \[0, 1\), got 1"):
         NormLimitedMean(decay=1.0)
 
 
-def test_colluders_get_nowhere_even_as_a_majority() -> None:
-    """Six of ten send the same, against what the others found: they are one voice, and the weaker camp."""
+def test_colluding_clients_are_rejected_even_as_a_majority() -> None:
+    """Six of ten send the same update, opposed to the others: they share one vote and are the smaller cluster."""
     rng = torch.Generator().manual_seed(0)
     honest = torch.randn(10, 40, generator=rng, dtype=torch.float64) + 0.5
     defense: Defense = get("factions")
