@@ -29,7 +29,7 @@ def verdict_of(
 
 
 def test_pinned_values_after_one_look() -> None:
-    # Cosines to (3, 4): 1, −1, 0; reputations 0.05 times that; rows of length 5, the liar's turned round.
+    # Cosines to (3, 4): 1, −1, 0; reputations 0.05 times that; rows of length 5, the malicious one reversed.
     judgment, _ = ByGARS(steps=1)(cohort_of([[6, 8], [-30, -40], [4, -3]], trusted_data=always(3, 4)), None)
     assert judgment.scores.tolist() == pytest.approx([-0.05, 0.05, 0])
     assert judgment.weights.tolist() == pytest.approx([0.05, 0.05, 0])
@@ -62,7 +62,7 @@ def test_every_look_draws_other_batches() -> None:
 
 
 def test_pinned_memory() -> None:
-    # 0.1 · 1, then 0.9 · 0.1 + 0.1 · (−1) = −0.01: a liar turned honest by two rounds is turned round only now.
+    # 0.1 · 1, then 0.9 · 0.1 + 0.1 · (−1) = −0.01: the sign changes in the second round.
     part, server = ByGARSPlusPlus(rate=0.1), always(3, 4)
     judgment, state = part(cohort_of([[6, 8]], [7], trusted_data=server), part.init())
     assert judgment.weights.tolist() == pytest.approx([0.1])
@@ -116,7 +116,7 @@ def test_slow_twin_with_memory(rounds: list[dict[int, list[float]]], own: list[f
 def test_flipping_the_sign_changes_nothing(
     part: Filter, rows: list[list[float]], own: list[float], flips: list[bool]
 ) -> None:
-    """A liar gets the opposite reputation and is used the other way round: bit by bit the same update."""
+    """The opposite update gets the opposite reputation and is reversed: the same update, bit by bit."""
     server = Server(lambda a, b: (own[0] - a, own[1] - b))
     whole = [[*row, 1.0] for row in rows]
     turned = [[-x for x in row] if flip else row for row, flip in zip(whole, flips, strict=False)]
@@ -124,7 +124,7 @@ def test_flipping_the_sign_changes_nothing(
     assert torch.equal(honest, verdict_of(part, turned, server))
 
 
-def test_a_consistent_liar_is_used_all_along() -> None:
+def test_consistently_opposite_updates_are_reversed() -> None:
     part, server = ByGARSPlusPlus(), always(3, 4)
     states = [part.init(), part.init()]
     for number in range(5):

@@ -42,7 +42,7 @@ def test_pinned_values() -> None:
 
 
 def test_every_column_counts_alike() -> None:
-    """A column in thousands would drown the one in which the liars stand apart."""
+    """A column in thousands must not hide the one in which malicious updates differ."""
     first = [[0.0, 1000.0], [0.01, -1000.0], [-0.01, 1000.0], [0.0, -1000.0], [0.02, 0.0], [9.0, 0.0], [9.0, 0.0]]
     second = [[0.0, 0.0]] * 5 + [[5.0, 5.0]] * 2
     assert weights_of(PCAClusters(), cohort_of(first, second)) == [1, 1, 1, 1, 1, 0, 0]
@@ -178,5 +178,5 @@ def test_poisoned_clients_form_a_cluster(seed: int) -> None:
     """What the paper shows: the flipped class moves the same weights the other way."""
     rng = torch.Generator().manual_seed(seed)
     honest = torch.tensor([1.0, -2.0]) + 0.3 * torch.randn(8, 2, generator=rng)
-    liars = torch.tensor([-1.0, 2.0]) + 0.3 * torch.randn(3, 2, generator=rng)
-    assert weights_of(PCAClusters(source=0), cohort_of(torch.cat([honest, liars]))) == [1] * 8 + [0] * 3
+    malicious = torch.tensor([-1.0, 2.0]) + 0.3 * torch.randn(3, 2, generator=rng)
+    assert weights_of(PCAClusters(source=0), cohort_of(torch.cat([honest, malicious]))) == [1] * 8 + [0] * 3

@@ -15,7 +15,7 @@ from cosdefense.core import State
 from cosdefense.filters import RFFL
 from doubles import cohort_of, save_and_load, slow_cosine, weights_of
 
-LIAR = [[1, 0], [1, 0], [-1, 0]]  # the third goes the other way
+ONE_OPPOSED = [[1, 0], [1, 0], [-1, 0]]  # the third goes the other way
 
 
 def weights_over(part: RFFL, cohorts: list[Cohort]) -> tuple[list[list[float]], State]:
@@ -32,7 +32,7 @@ def test_pinned_reputations() -> None:
     # Shares ⅓ each; the aggregate points right: cosines 1, 1, −1. 0.95 · ⅓ ± 0.05 = 0.36667, 0.36667, 0.26667,
     # which sum to 1: 1.1, 1.1 and 0.8 fair shares. Again: 0.95 · 0.36667 + 0.05 = 0.39833 and
     # 0.95 · 0.26667 − 0.05 = 0.20333. Again: 0.42842 and 0.14317. Again: 0.45700 and 0.08601.
-    found, _ = weights_over(RFFL(), [cohort_of(LIAR)] * 5)
+    found, _ = weights_over(RFFL(), [cohort_of(ONE_OPPOSED)] * 5)
     assert found[0] == [1, 1, 1]
     assert found[1] == pytest.approx([1.1, 1.1, 0.8])
     assert found[2] == pytest.approx([1.195, 1.195, 0.61])
@@ -49,9 +49,9 @@ def test_the_mean_is_weighted_by_what_was_earned_before() -> None:
 
 
 def test_removal_waits_for_the_warm_up() -> None:
-    # Fair shares of the liar after each round: 0.8, 0.61, 0.43, 0.26, … : below a third after the fourth.
+    # Fair shares of the malicious client after each round: 0.8, 0.61, 0.43, 0.26, … : below a third after the fourth.
     def until_removed(warm_up: int) -> int:
-        found, _ = weights_over(RFFL(warm_up=warm_up), [cohort_of(LIAR)] * 8)
+        found, _ = weights_over(RFFL(warm_up=warm_up), [cohort_of(ONE_OPPOSED)] * 8)
         return [row[2] for row in found].index(0)
 
     assert until_removed(0) == 4
@@ -63,7 +63,7 @@ def test_removal_waits_for_the_warm_up() -> None:
 def test_who_lost_everything_in_the_warm_up_can_earn_again() -> None:
     # 0.26 fair shares after the fourth round, then 0.95 · 0.086 − 0.05 = 0.03 of all, then less than nothing: 0.
     part = RFFL(warm_up=20)
-    found, state = weights_over(part, [cohort_of(LIAR)] * 7)
+    found, state = weights_over(part, [cohort_of(ONE_OPPOSED)] * 7)
     assert found[6][2] == 0
     _, state = part(cohort_of([[1, 0]] * 3), state)
     # Shares ½, ½, 0 and cosines 1: 0.525, 0.525, 0.05, which sum to 1.1.
@@ -77,16 +77,16 @@ def test_a_round_that_says_nothing_changes_nothing() -> None:
 
 
 def test_the_warm_up_is_each_clients_own() -> None:
-    """A liar who joins late has as many rounds as the others had, and no more."""
+    """A malicious client that joins late has the same warm-up as the others."""
     early = [cohort_of([[1, 0], [1, 0]], [0, 1])] * 7
-    found, _ = weights_over(RFFL(warm_up=4), [*early, *[cohort_of(LIAR, [0, 1, 2])] * 6])
+    found, _ = weights_over(RFFL(warm_up=4), [*early, *[cohort_of(ONE_OPPOSED, [0, 1, 2])] * 6])
     assert [row[2] == 0 for row in found[7:]] == [False] * 5 + [True]
 
 
 def test_the_threshold_is_a_share_of_the_fair_one() -> None:
-    found, _ = weights_over(RFFL(warm_up=0, threshold=0.7), [cohort_of(LIAR)] * 4)
+    found, _ = weights_over(RFFL(warm_up=0, threshold=0.7), [cohort_of(ONE_OPPOSED)] * 4)
     assert [row[2] == 0 for row in found] == [False, False, True, True]  # 0.8 passes, 0.61 does not
-    found, _ = weights_over(RFFL(warm_up=0, threshold=0.0), [cohort_of(LIAR)] * 4)
+    found, _ = weights_over(RFFL(warm_up=0, threshold=0.0), [cohort_of(ONE_OPPOSED)] * 4)
     assert all(row[2] > 0 for row in found)
 
 
@@ -96,14 +96,14 @@ def test_the_fair_share_is_that_of_those_who_are_left() -> None:
     # a third of 0.6 would let the second one stay.
     part = RFFL(decay=0.5, threshold=0.6, warm_up=0)
     rows = [[100, 0], [0, 1], [0, 0]]
-    found, _ = weights_over(part, [cohort_of(LIAR), cohort_of(rows), cohort_of(rows)])
+    found, _ = weights_over(part, [cohort_of(ONE_OPPOSED), cohort_of(rows), cohort_of(rows)])
     assert found[1] == pytest.approx([1.5, 1.5, 0])
     assert found[2] == pytest.approx([3 * 0.74626, 0, 0], abs=1e-3)
 
 
 def test_the_removed_stay_removed() -> None:
     part = RFFL(warm_up=3)
-    _, state = weights_over(part, [cohort_of(LIAR, [7, 8, 9])] * 4)
+    _, state = weights_over(part, [cohort_of(ONE_OPPOSED, [7, 8, 9])] * 4)
     for _ in range(30):  # as good as gold, and for longer than any warm-up
         judgment, state = part(cohort_of([[1, 0], [1, 0], [1, 0]], [9, 8, 7]), state)
         assert float(judgment.weights[0]) == 0
@@ -117,7 +117,7 @@ def test_the_removed_stay_removed() -> None:
 def test_the_removed_do_not_pull_the_aggregate() -> None:
     """The cosines of the others are to a sum without them, however long their rows are."""
     part = RFFL(warm_up=3)
-    _, state = weights_over(part, [cohort_of(LIAR)] * 4)
+    _, state = weights_over(part, [cohort_of(ONE_OPPOSED)] * 4)
     quiet, loud = ([[1, 0.5], [1, -0.25], row] for row in ([0.0, 0.0], [-1e9, 1e9]))
     _, one = part(cohort_of(quiet), state)
     _, other = part(cohort_of(loud), state)
@@ -126,7 +126,7 @@ def test_the_removed_do_not_pull_the_aggregate() -> None:
 
 def test_the_absent_keep_their_reputation_and_newcomers_bring_the_fair_share() -> None:
     part = RFFL()
-    _, state = weights_over(part, [cohort_of(LIAR, [3, 4, 5])] * 2)
+    _, state = weights_over(part, [cohort_of(ONE_OPPOSED, [3, 4, 5])] * 2)
     for _ in range(3):
         _, state = part(cohort_of([[1, 0], [0, 1]], [10, 11]), state)
     found = weights_of(part, cohort_of([[1, 0]] * 4, [5, 99, 4, 3]), state)
@@ -135,7 +135,7 @@ def test_the_absent_keep_their_reputation_and_newcomers_bring_the_fair_share() -
 
 def test_a_round_shares_out_what_its_participants_held() -> None:
     part = RFFL()
-    _, state = weights_over(part, [cohort_of(LIAR, [3, 4, 5])] * 2)
+    _, state = weights_over(part, [cohort_of(ONE_OPPOSED, [3, 4, 5])] * 2)
     before = weights_of(part, cohort_of([[1, 2], [3, 1], [-1, 1]], [5, 4, 99]), state)
     _, state = part(cohort_of([[1, 2], [3, 1], [-1, 1]], [5, 4, 99]), state)
     after = weights_of(part, cohort_of([[1, 2], [3, 1], [-1, 1]], [5, 4, 99]), state)
@@ -145,7 +145,7 @@ def test_a_round_shares_out_what_its_participants_held() -> None:
 
 def test_reputation_belongs_to_the_identity_not_to_the_row() -> None:
     part = RFFL()
-    _, state = part(cohort_of(LIAR, [3, 4, 5]), part.init())
+    _, state = part(cohort_of(ONE_OPPOSED, [3, 4, 5]), part.init())
     assert weights_of(part, cohort_of([[1, 0]] * 3, [5, 3, 4]), state) == pytest.approx([0.8, 1.1, 1.1])
 
 
