@@ -45,7 +45,7 @@ from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import paper_cnn
 from cosdefense.training.task import Task
 
-N, BATCH, LIARS, LR = 10, 128, 3, 0.01
+N, BATCH, MALICIOUS, LR = 10, 128, 3, 0.01
 FLOWER_SECONDS = 120  # to start and to play its rounds
 GOALS = {"plain loop": 1.6, "Flower + Ray": 2.4}  # times as fast
 Round = Callable[[], Any]
@@ -119,7 +119,7 @@ def byzfl_round(world: World) -> Round | None:
         for loader in loaders
     ]  # fmt: skip
     server = framework.Server({**common, "test_loader": loaders[0], "pre_agg_list": [],
-                               "aggregator_info": {"name": "Krum", "parameters": {"f": LIARS}}})  # fmt: skip
+                               "aggregator_info": {"name": "Krum", "parameters": {"f": MALICIOUS}}})  # fmt: skip
 
     def one() -> None:
         state = server.get_dict_parameters()
@@ -168,7 +168,9 @@ def flower_rounds(world: World, rounds: int) -> Timing | None:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = Watched(fraction_evaluate=0.0, min_train_nodes=N, min_available_nodes=N, num_malicious_nodes=LIARS)
+        strategy = Watched(
+            fraction_evaluate=0.0, min_train_nodes=N, min_available_nodes=N, num_malicious_nodes=MALICIOUS
+        )
         strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=rounds + 2)
 
     cpus = {

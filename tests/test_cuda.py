@@ -22,7 +22,6 @@ from cosdefense.runs.prepare import build_world
 from cosdefense.simulation.loop import Round, Snapshot, simulate
 from cosdefense.simulation.world import World
 from cosdefense.testing.contract import LAYOUT, check_aggregator, check_attack, check_filter
-from cosdefense.training import cuda_graphs
 from cosdefense.training.executor import to_channels_last, train_batched, train_clients
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.models import resnet18
@@ -163,7 +162,7 @@ def resnet_task() -> Task:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_replayed_training_is_plain_training(steps: int) -> None:
+def test_replayed_training_equals_plain_training(steps: int) -> None:
     """Statistics, momentum, weight decay; several rounds from different models; more and fewer clients."""
     task, trainer = resnet_task(), LocalSGD(lr=0.05, momentum=0.9, weight_decay=1e-3)
     params = task.initial()
@@ -193,24 +192,33 @@ def test_bfloat16_is_replayed_too() -> None:
     assert 1e-3 < float((found - full).norm() / full.norm()) < 0.2
 
 
-def test_recordings_go_with_their_task() -> None:
-    task = resnet_task()
-    images, labels = torch.rand(3, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(3, 1, 64, dtype=torch.long).cuda()
-    train_clients(task, LocalSGD(), task.initial(), images, labels)
-    torch.cuda.synchronize()
-    before = len(cuda_graphs._recordings)
-    del task
+def test_recordings_are_reused_and_released_with_their_task() -> None:
+    """Their memory shows both."""
+    choose_device("cuda")
     gc.collect()
-    assert len(cuda_graphs._recordings) == before - 1
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    task = resnet_task()
+    images, labels = torch.rand(7, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(7, 1, 64, dtype=torch.long).cuda()
+    reserved = []
+    for _ in range(3):
+        train_clients(task, LocalSGD(), task.initial(), images, labels)
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[2] == reserved[1]
+    del task, images, labels
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < (reserved[2] - before) / 4
 
 
-def test_dropout_is_drawn_anew_for_every_client_and_the_same_again_from_a_seed() -> None:
+def test_dropout_differs_between_clients_and_repeats_with_the_seed() -> None:
     layers = [nn.Flatten(), nn.Linear(64, 256), nn.Dropout(0.5), nn.Linear(256, 10)]
     task, trainer = Task.of(nn.Sequential(*layers).cuda()), LocalSGD()
     images = torch.rand(1, 1, 4, 1, 8, 8, device="cuda").expand(3, -1, -1, -1, -1, -1)
     labels = torch.zeros(3, 1, 4, dtype=torch.long, device="cuda")
     found = []
-    for _ in range(3):  # the first finds out that it draws
+    for _ in range(3):  # the first detects that training draws random numbers
         torch.cuda.manual_seed(5)
         found.append(train_clients(task, trainer, task.initial(), images, labels))
     assert torch.equal(found[0], found[1])

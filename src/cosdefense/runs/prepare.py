@@ -18,7 +18,6 @@ from ..core import Cohort, MissingTrustedData, TooFewClients, derive, generator,
 from ..core.experiment_folder import reading_from
 from ..data.datasets import Dataset
 from ..hooks import FLWBC
-from ..ops import fraction_of
 from ..simulation.world import World
 from ..training.models import MODELS
 from ..training.server_data import ServerData
@@ -48,31 +47,29 @@ def build_model(cell: Experiment, dataset: Dataset) -> nn.Module:
 def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> World:
     """Which client owns which samples, which clients are malicious, and what they train: decided by the seed."""
     (seed,) = cell.seeds
-    malicious = torch.zeros(cell.data.clients, dtype=torch.bool)
-    n_malicious = fraction_of(cell.data.malicious, cell.data.clients)
-    malicious[torch.randperm(cell.data.clients, generator=generator(seed, "identities"))[:n_malicious]] = True
     held, free = _held_out(len(dataset.train_labels), cell.data.trusted, seed)
+    task = Task.of(
+        build_model(cell, dataset).to(device),
+        mean=dataset.mean,
+        std=dataset.std,
+        bfloat16=cell.training.bfloat16,
+        fast_convolutions=cell.training.fast_convolutions,
+    )
     try:
-        owned = cell.data.partition(
-            dataset.train_labels[free], dataset.n_classes, cell.data.clients, derive(seed, "partition")
+        world = World.of(
+            task,
+            dataset.train_images.to(device),
+            dataset.train_labels.to(device),
+            n_clients=cell.data.clients,
+            malicious=cell.data.malicious,
+            partition=cell.data.partition,
+            trainer=cell.training.trainer,
+            seed=seed,
+            n_classes=dataset.n_classes,
+            rows=free,
         )
     except ValueError as error:
         raise ConfigError(f"data.partition: {error}") from error
-    world = World(
-        task=Task.of(
-            build_model(cell, dataset).to(device),
-            mean=dataset.mean,
-            std=dataset.std,
-            bfloat16=cell.training.bfloat16,
-            fast_convolutions=cell.training.fast_convolutions,
-        ),
-        images=dataset.train_images.to(device),
-        labels=dataset.train_labels.to(device),
-        partition=[free[own] for own in owned],
-        malicious=malicious,
-        n_classes=dataset.n_classes,
-        trainer=cell.training.trainer,
-    )
     return (
         replace(world, trusted_data=_server_data(cell, world, held)) if cell.data.trusted + cell.data.shared else world
     )
