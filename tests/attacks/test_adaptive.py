@@ -365,3 +365,11 @@ def test_mistakes_are_named() -> None:
         Adaptive(knowledge="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Adaptive.trials must be at least 2, got 1"):
         Adaptive(trials=1)
+
+
+def test_a_model_whose_head_is_not_known_is_attacked_too() -> None:
+    cohort = round_of(0)
+    rows, _ = Adaptive(get("fedavg"), trials=9).forge(
+        replace(cohort, layout=replace(LAYOUT, head=None)), MALICIOUS, None
+    )
+    assert damage(get("fedavg"), cohort, rows, get("fedavg").init()) > 1

@@ -83,7 +83,7 @@ def _compute_directions(cohort: Cohort, known: Tensor, mean: Float[Tensor, " d"]
     """All have the norm of the mean over the trainable coordinates. Buffers are scaled by the same factor."""
     reversed_, t = -mean, cohort.layout.n_trainable
     last_layer = torch.zeros_like(reversed_)
-    head = cohort.layout.slices[cohort.layout.require_head()]
+    head = cohort.layout.slices[cohort.layout.head or cohort.layout.trainable[-1]]  # a guess is enough to attack
     last_layer[head] = reversed_[head]
     deviation = known.double().std(dim=0, correction=0).to(reversed_.dtype)
     directions = {
