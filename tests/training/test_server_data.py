@@ -98,7 +98,7 @@ def test_what_is_missing_is_named() -> None:
     world, server = world_of(shared=0)
     with pytest.raises(MissingTrustedData, match=r"data\.shared = 10.*client 7 shared none"):
         server.guides(torch.tensor([7]), world.task.initial(), 0)
-    with pytest.raises(ConfigError, match="must leave something of 1437 training samples"):
+    with pytest.raises(ConfigError, match="must leave some of the 1437 training samples"):
         world_of(trusted=1437)
     with pytest.raises(ValueError, match="trusted must be at least 0, got -1"):
         Data(trusted=-1)
