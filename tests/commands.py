@@ -35,4 +35,6 @@ def called(*arguments: str, cwd: Path) -> CompletedProcess[str]:
 
 
 def environment(**others: str) -> dict[str, str]:
-    return {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **others}
+    """For a command in another process. The commit is given: a file that changes meanwhile must not fail a test."""
+    fixed = {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "COSDEFENSE_COMMIT": "0123456789ab"}
+    return {**os.environ, **fixed, **others}

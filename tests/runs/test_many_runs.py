@@ -154,10 +154,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_three_processes_give_the_same_bits_as_one_and_do_every_run_once(
     alone: Path, folder: Path, start: Start
 ) -> None:
-    process = start(*arguments("--jobs", "3"))
+    process = start(*arguments()[:4], "--jobs", "3", "--json", "--device", "cpu", "--", "tiny.toml")
     assert process.pid not in held(folder, 3)
     (folder / "hold").unlink()
-    _, said = process.communicate(timeout=120)
+    printed, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert not group_lives(process)
     assert len(decided(alone)) == 4
@@ -165,22 +165,11 @@ def test_three_processes_give_the_same_bits_as_one_and_do_every_run_once(
     assert len(list(folder.glob("held-*"))) == 3
     assert len(list((folder / "runs" / "tiny").glob("process-*.log"))) == 3
     ends = [line for line in said.splitlines() if "round 8 of 8" in line]
-    labels = [f"held:{rule} · seed {seed}" for rule in ("mean", "median") for seed in (0, 1)]
-    assert sorted(line.partition(": round")[0] for line in ends) == labels
-
-
-def test_json_stays_clean_and_every_record_names_the_command(folder: Path, start: Start) -> None:
-    process = start(*arguments()[:4], "--jobs", "2", "--json", "--device", "cpu", "--", "tiny.toml")
-    held(folder, 2)
-    (folder / "hold").unlink()
-    printed, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    runs = json.loads(printed)["runs"]
-    assert [(run["defense"], run["seed"]) for run in runs] == [
-        (f"held:{rule}", seed) for rule in ("mean", "median") for seed in (0, 1)
-    ]
+    runs = [(f"held:{rule}", seed) for rule in ("mean", "median") for seed in (0, 1)]
+    assert sorted(line.partition(": round")[0] for line in ends) == [f"{rule} · seed {seed}" for rule, seed in runs]
+    assert [(run["defense"], run["seed"]) for run in json.loads(printed)["runs"]] == runs  # and nothing else
     headers = [complete_lines(path)[0] for path in (folder / "runs" / "tiny").rglob("records.jsonl")]
-    assert [header["command"] for header in headers] == ["cosdefense run --jobs 2 --json --device cpu -- tiny.toml"] * 4
+    assert [header["command"] for header in headers] == ["cosdefense run --jobs 3 --json --device cpu -- tiny.toml"] * 4
 
 
 def test_no_more_processes_than_runs(folder: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from commands import environment
 from cosdefense.catalog.options import ConfigError
 from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.execution import Execution, MissingRayExtra
@@ -46,22 +47,22 @@ HOLD = FOLDER / "hold"
 
 @dataclass(frozen=True)
 class Watched(Filter):
-    name: str
+    label: str
 
     def init(self):
         return 0
 
     def __call__(self, cohort, state):
         if cohort.updates.any():  # not the dry run
-            with (FOLDER / f"{{self.name}}.rounds").open("a") as file:
+            with (FOLDER / f"{{self.label}}.rounds").open("a") as file:
                 file.write(f"{{os.getpid()}} {{state}}\\n")
             self.misbehave(state)
         return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state + 1
 
     def misbehave(self, state):
-        if self.name == "broken" and state == 2:
+        if self.label == "broken" and state == 2:
             raise ValueError("no luck today")
-        if self.name == "deadly" and state == 2:
+        if self.label == "deadly" and state == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         while HOLD.exists() and HOLD.read_text() == str(state):
             time.sleep(0.01)
@@ -80,14 +81,9 @@ def deadly():
 """
 
 
-def environment() -> dict[str, str]:
+def ray_environment() -> dict[str, str]:
     # By default workers give way to everybody (15), and Ray on Linux takes 127.0.0.1 for the machine's other address.
-    alone = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    }
-    return {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **alone}
+    return environment(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
 
 
 def written(folder: Path, toml: str = GRID) -> Path:
@@ -102,7 +98,7 @@ def arguments(*more: str) -> list[str]:
 
 def command(folder: Path, *more: str, **environment_: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        arguments(*more), cwd=folder, env=environment() | environment_, capture_output=True, text=True, check=False,
+        arguments(*more), cwd=folder, env=ray_environment() | environment_, capture_output=True, text=True, check=False,
         timeout=300,
     )  # fmt: skip
 
@@ -123,7 +119,7 @@ def cluster() -> Iterator[dict[str, str]]:
     with (folder / "log").open("w") as log:
         head = subprocess.Popen(
             [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words, *options],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment() | key, start_new_session=True,
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=ray_environment() | key, start_new_session=True,
         )  # fmt: skip
     try:
         deadline = time.monotonic() + 120
@@ -228,7 +224,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 def start(folder: Path, *more: str, **environment_: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        arguments(*more), cwd=folder, env=environment() | environment_, text=True, start_new_session=True,
+        arguments(*more), cwd=folder, env=ray_environment() | environment_, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -238,7 +234,9 @@ def test_a_ray_of_its_own_gives_the_same_bits_hears_nobody_and_is_gone_afterward
 ) -> None:
     pytest.importorskip("ray", reason='Ray, the extra "ray", is not installed here')
     (hold := written(tmp_path) / "hold").write_text("3")
-    inherited = {name: value for name, value in environment().items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+    inherited = {
+        name: value for name, value in ray_environment().items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    }
     process = subprocess.Popen(
         arguments("--ray", "local"), cwd=tmp_path, env=inherited, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -334,7 +332,7 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['ray'] = None; from cosdefense.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "run", "tiny.toml", "--ray", "local"],
-        cwd=written(tmp_path), env=environment(), capture_output=True, text=True, check=False,
+        cwd=written(tmp_path), env=ray_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.strip() == "error: --ray needs Ray, which was not found: pip install 'cosdefense[ray]'"

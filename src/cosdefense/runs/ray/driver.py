@@ -156,20 +156,21 @@ class Dispatcher:
 def _connect(address: str, packages: Mapping[Path, str]) -> Iterator[None]:
     """Join a cluster. Python files beside the experiments are sent along: they may define parts."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    environment: dict[str, str] = {}
     if address == LOCAL:  # only this process uses it
         settings |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or it listens to the network on Linux
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
+        environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # or it listens to the network on Linux
         if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a key into the user's home
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
     else:
         _check_reachable(address)
-    ray, handler = import_module("ray"), signal.getsignal(signal.SIGTERM)
-    names = ("AuthenticationError", "RaySystemError", "RayActorError")
-    unusable: tuple[type[Exception], ...] = (ConnectionError, *_ray_errors(*names))
-    with TemporaryDirectory(prefix="cosdefense-") as staged:
+    with TemporaryDirectory(prefix="cosdefense-") as staged, _environment_defaults(environment):  # Ray reads it early
+        ray, handler = import_module("ray"), signal.getsignal(signal.SIGTERM)
+        names = ("AuthenticationError", "RaySystemError", "RayActorError")
+        unusable: tuple[type[Exception], ...] = (ConnectionError, *_ray_errors(*names))
         for source, package in packages.items():
-            (Path(staged) / package).mkdir()
+            (Path(staged) / package).mkdir(exist_ok=True)
             for path in source.glob("*.py"):
                 shutil.copy(path, Path(staged) / package)
             settings["runtime_env"] = {"working_dir": staged}
@@ -183,6 +184,18 @@ def _connect(address: str, packages: Mapping[Path, str]) -> Iterator[None]:
             raise RayUnavailable(f"the Ray cluster at {address} cannot be used: {error}") from error
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _environment_defaults(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Inside, these variables are set unless the user has set them."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _check_reachable(address: str) -> None:
