@@ -352,7 +352,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     arguments = ("train-attack", "tiny.toml", "--defense", "median", "--out", "policy.safetensors", "--steps", "40",
                  "--episode", "20", "--max-local-steps", "2", "--seed", "9")  # fmt: skip
-    assert "policy policy.safetensors was not found" in command("run", "tiny.toml").stderr
+    assert "policy policy.safetensors was not found" in called("run", "tiny.toml", cwd=tmp_path).stderr
     trained = command(*arguments, "--json")
     assert trained.returncode == 0, trained.stderr
     info = json.loads(trained.stdout)
@@ -361,13 +361,13 @@ def test_train_then_run(command: Callable[..., subprocess.CompletedProcess[str]]
     policy = LearnedPolicy(str(tmp_path / "policy.safetensors")).policy
     assert policy.actions == ActionRanges((0.1, 29.9), (1, 2))
     assert policy.history["seed"] == 9
-    again = command(*arguments)
+    again = called(*arguments, cwd=tmp_path)
     assert again.returncode == 2
     assert "policy.safetensors exists already: choose another file, or --overwrite" in again.stderr
     done = command("run", "tiny.toml", "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["runs"]) == 2
-    wider = command("run", "tiny.toml", "--set", "model.hidden=9")
+    wider = called("run", "tiny.toml", "--set", "model.hidden=9", cwd=tmp_path)
     assert wider.returncode == 2
     assert "trained for a last layer of 90 numbers, '3.weight' of this model has 100" in wider.stderr
 
