@@ -1,4 +1,4 @@
-"""The arena: every defense against every attack on equal terms, and which runs that takes."""
+"""The arena: every defense against every attack, and which runs that takes."""
 
 from __future__ import annotations
 
