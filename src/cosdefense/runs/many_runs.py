@@ -42,20 +42,21 @@ def run_all(
     the header of every run; by default the commit of this code.
     """
     observer = observer or Observer()
-    todo = [job for job in jobs if not is_finished(job.folder)]
-    observer.jobs_started(todo, [job for job in jobs if job not in todo])
+    device = choose_device(execution.device) if execution.ray is None else None  # a mistake is found before any work
+    finished = [is_finished(job.folder) for job in jobs]
+    todo = [job for job, done in zip(jobs, finished, strict=True) if not done]
+    observer.jobs_started(todo, [job for job, done in zip(jobs, finished, strict=True) if done])
     if not todo:
         return
     load = cache(partial(datasets.load, data_dir=execution.data_dir, progress=observer.downloading))
     for experiment in _grids(todo):
         dry_run(experiment, load(experiment.data.dataset))
     notes = provenance.commit_note() if notes is None else notes
-    if execution.ray is not None:
+    if device is None:
         from .ray.driver import run_on_ray
 
         run_on_ray(todo, execution, load, notes, observer)
         return
-    device = choose_device(execution.device)
     n_processes = how_many_fit(device, len(todo)) if execution.processes is None else execution.processes
     n_processes = min(n_processes, len(todo))
     if n_processes == 1:
