@@ -1,6 +1,6 @@
 """What the CosDefense authors compared with, as their code does it, and what only their figures need.
 
-No server can have a defense that is told the truth, and nobody should average counters.
+No server knows who is malicious, and counters should not be averaged.
 These parts exist to reproduce the paper's numbers, and to show what its habits do to them.
 """
 
@@ -24,7 +24,7 @@ from cosdefense.training.models import Shape, resnet18
 
 @dataclass(frozen=True)
 class OracleKrum(Oracle):
-    """Krum as in the CosDefense authors' code: told how many malicious identities this very round has sampled.
+    """Krum as in the CosDefense authors' code: it is given the number of malicious clients of the round.
 
     It sums plain, not squared, distances to the n − f − 3 nearest. Where that leaves no neighbour
     their code picks the first row, which by their row order is always honest; here ties stay together.
@@ -32,7 +32,7 @@ class OracleKrum(Oracle):
 
     malicious: tuple[int, ...] = ()  # filled in by the simulator
 
-    def with_malicious(self, malicious: Int[Tensor, " liars"]) -> OracleKrum:
+    def with_malicious(self, malicious: Int[Tensor, " m"]) -> OracleKrum:
         return replace(self, malicious=tuple(malicious.tolist()))
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:

@@ -117,7 +117,7 @@ def test_who_was_rejected_is_counted_by_the_metrics(runs: list[RunRecord], table
     row = rows["MNIST", "CosDefense"]
     assert row["Malicious rejected"] == percent([one.recall or 0.0 for one in found])
     assert row["Honest rejected"] == percent([one.false_positive_rate or 0.0 for one in found])
-    assert row["Honest rejected in rounds without a liar"] == percent(
+    assert row["Honest rejected in rounds without attackers"] == percent(
         [one.clean_false_positive_rate or 0.0 for one in found]
     )
     assert row["Honest rejected without the attack"] == percent([one.false_positive_rate or 0.0 for one in clean])

@@ -79,13 +79,13 @@ def truths(record: RoundRecord) -> list[str]:
     """What each client of a round was; "client" where nobody knows."""
     if record.malicious is None:
         return ["client"] * len(record.clients)
-    return ["malicious" if liar else "honest" for liar in record.malicious]
+    return ["malicious" if malicious else "honest" for malicious in record.malicious]
 
 
 def rejection_rows(group: Group) -> list[Row]:
     """How often each client was rejected when a filter judged it.
 
-    Liars are counted in the rounds in which they lied, honest clients in all theirs.
+    Malicious clients are counted in the rounds in which they attacked, honest clients in all rounds.
     """
     fates: dict[tuple[str, int], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for run, world in zip(group.runs, _worlds(group), strict=True):
@@ -95,7 +95,7 @@ def rejection_rows(group: Group) -> list[Row]:
                     fates[world, record.clients[index]][who].append(record.weights[index] == 0)
     rows = []
     for (world, client), by_truth in fates.items():
-        who = max(by_truth)  # "malicious" > "honest" > "client": once a liar, a liar
+        who = max(by_truth)  # "malicious" > "honest" > "client": malicious in any round counts as malicious
         rejected, rounds = sum(by_truth[who]), len(by_truth[who])
         row = {"client": f"{client}{world}", "who": who, "rejected": rejected, "rounds": rounds}
         rows.append(row | {"share": round(rejected / rounds, 5)})

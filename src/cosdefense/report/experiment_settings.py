@@ -1,4 +1,4 @@
-"""What the runs were told to do: their settings, and what tells one experiment from another."""
+"""The settings of runs, and what distinguishes one experiment from another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_setting(header: Mapping[str, Any], *path: str) -> Any:
 
 
 def flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Nested tables as pairs of a dotted path and a plain value; an item of a list is told in one line."""
+    """Nested tables as pairs of a dotted path and a plain value; an item of a list becomes one line."""
     if isinstance(value, Mapping):
         return [pair for key, item in value.items() for pair in flat(item, f"{path}.{key}" if path else str(key))]
     if not isinstance(value, list | tuple):
@@ -33,19 +33,19 @@ def flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def experiments(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """The settings of the runs; those that differ only in attack, defense and seed are told together."""
-    told: dict[str, dict[str, Any]] = {}
+    """The settings of the runs; those that differ only in attack, defense and seed are merged."""
+    merged_by_key: dict[str, dict[str, Any]] = {}
     for run in runs:
         experiment = run.header.get("experiment")
         if not isinstance(experiment, Mapping) or not experiment:
             continue
         common = _common(experiment)
-        merged = told.setdefault(json.dumps(common, default=str, sort_keys=True), common)
+        merged = merged_by_key.setdefault(json.dumps(common, default=str, sort_keys=True), common)
         for key in VARIED:
             if key in experiment:
                 known = merged.setdefault(key, [])
                 known += [value for value in experiment[key] if value not in known]
-    return list(told.values())
+    return list(merged_by_key.values())
 
 
 def distinctions(runs: Sequence[RunRecord]) -> list[str]:

@@ -29,7 +29,7 @@ from .groups import Group, group_runs, under
 from .heatmaps import grid_figure
 from .theme import HEAT, TRUTH, colors, dashes
 
-MAX_PANELS = 12  # of one figure: a grid of two hundred runs is told by its heat maps
+MAX_PANELS = 12  # of one figure: a large grid is shown by its heat maps
 
 
 def draw_figures(runs: Sequence[RunRecord]) -> list[Figure]:
@@ -82,7 +82,7 @@ def _points(groups: Sequence[Group]) -> Figure:
     drawn = [(group, name) for group in groups for name in group.pictures]
     panels = tuple(_scatter(group, name, _title(group, groups)) for group, name in drawn[:MAX_PANELS])
     caption = f"Where a filter that looks at two dimensions saw the clients; the last {MAX_DOTS} updates it judged. "
-    caption += "Every round has axes of its own, turned so that the longer tail lies to the right and top. "
+    caption += "Every round has its own axes, turned so that the longer tail lies to the right and top. "
     caption += "Crosses were rejected." + _left_out(drawn)
     return Figure(
         "points", "Clients in two dimensions", caption, panels, 460, min(2, len(panels) or 1), _truths(panels)

@@ -46,7 +46,7 @@ class Group:
 
     @cached_property
     def judges(self) -> list[str]:
-        """Filters of which it is known how well they told liars from others; those of thinned runs too."""
+        """Filters of which it is known how well they separate malicious from honest clients; those of packed runs too."""
         areas = [summary.get("area_under_roc") or {} for summary in self.summaries]
         return sorted({name for area in areas for name, value in area.items() if value is not None})
 
@@ -75,10 +75,10 @@ class Group:
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     """Runs by experiment, attack and defense, all in the order in which they first appear."""
     table: dict[tuple[str, str], dict[str, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))
-    told = distinctions(runs)
-    for run, text in zip(runs, told, strict=True):
+    distinct = distinctions(runs)
+    for run, text in zip(runs, distinct, strict=True):
         table[text, str(run.header.get("attack") or "")][run.label].append(run)
-    places, order = list(dict.fromkeys(told)), list(dict.fromkeys(run.label for run in runs))
+    places, order = list(dict.fromkeys(distinct)), list(dict.fromkeys(run.label for run in runs))
     return [
         Group(attack, defense, tuple(table[text, attack][defense]), text)
         for text, attack in sorted(table, key=lambda pair: places.index(pair[0]))

@@ -16,7 +16,7 @@ from .groups import Group, under
 from .table import NOTHING
 
 Summary = Mapping[str, Any]
-MAX_TOLD = 4  # attacks that are told one by one
+MAX_DESCRIBED = 4  # attacks that are described one by one
 
 
 def make_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
@@ -113,7 +113,7 @@ def explain_columns(groups: Sequence[Group]) -> str:
 def describe_results(groups: Sequence[Group]) -> str:
     """A paragraph for somebody who reads nothing else."""
     worlds = list(dict.fromkeys(group.circumstances for group in groups))
-    if len(worlds) > MAX_TOLD:
+    if len(worlds) > MAX_DESCRIBED:
         return f"{scope(groups)} {_worst_cases(groups)}"
     return " ".join([scope(groups), *(_outcome([g for g in groups if g.circumstances == world]) for world in worlds)])
 
@@ -128,8 +128,8 @@ def _worst_cases(groups: Sequence[Group]) -> str:
     if not worst:
         return "No round was evaluated."
     (best, (high, where)), (last, (low, there)) = max(worst.items(), key=_second), min(worst.items(), key=_second)
-    told = f"In its worst case {best} ended at {high:.1%} accuracy ({where}), higher than any other defense in its own."
-    return told if best == last else f"{told} Lowest was {last}, at {low:.1%} ({there})."
+    text = f"In its worst case {best} ended at {high:.1%} accuracy ({where}), higher than any other defense in its own."
+    return text if best == last else f"{text} Lowest was {last}, at {low:.1%} ({there})."
 
 
 def _second(item: tuple[str, tuple[float, str]]) -> tuple[float, str]:
@@ -149,8 +149,8 @@ def scope(groups: Sequence[Group]) -> str:
 def _outcome(groups: Sequence[Group]) -> str:
     """How it ended under one attack: who did best, whom that one rejected, who did worst."""
     starts = sorted({start for group in groups for start in group.attack_starts})
-    told = [f"in {groups[0].setting}" if groups[0].setting else "", under(groups[0].attack)]
-    where = ", ".join(filter(None, told)) + (f" (from round {starts[0]} on)" if starts else "")
+    places = [f"in {groups[0].setting}" if groups[0].setting else "", under(groups[0].attack)]
+    where = ", ".join(filter(None, places)) + (f" (from round {starts[0]} on)" if starts else "")
     lead = f"{where[0].upper()}{where[1:]}, " if where else ""
     ends = [(end, group) for group in groups if (end := _mean(group, "final_accuracy")) is not None]
     if not ends:

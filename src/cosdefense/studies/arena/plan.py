@@ -80,15 +80,15 @@ def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment]
     attacks = _chosen("attack", choice.attacks, table["attacks"], experiment.attacks)
     wanted = _chosen("defense", choice.defenses, table["defenses"], experiment.defenses)
     sampled = experiment.training.sampled
-    liars, absent = _present(experiment.attacks, lambda attack: _told(attack, share))
-    judges, unable = _present(experiment.defenses, lambda defense: _able(_informed(defense, share), sampled))
-    grid = replace(experiment, attacks=liars, defenses=judges)
+    attacks_able, absent = _present(experiment.attacks, lambda attack: _with_share(attack, share))
+    judges, unable = _present(experiment.defenses, lambda defense: _able(_defense_with_share(defense, share), sampled))
+    grid = replace(experiment, attacks=attacks_able, defenses=judges)
     missed = {label: why for label, why in (absent | unable).items() if label in attacks | wanted}
     return list(_cells(grid, attacks, wanted)), missed
 
 
 def _present(entries: Sequence[Entry[T]], inform: Callable[[T], T]) -> tuple[tuple[Entry[T], ...], dict[str, str]]:
-    """Those that can take part, told what they take a guess at; and why the others cannot."""
+    """Those that can take part, with the true share where they take a guess; and why the others cannot."""
     present, absent = list[Entry[T]](), dict[str, str]()
     for entry in entries:
         try:
@@ -130,13 +130,13 @@ def _chosen(
     return found
 
 
-def _informed(defense: Defense, share: float) -> Defense:
-    """The defense, told the truth wherever it takes a guess."""
-    filters = tuple(_told(part, share) for part in defense.filters)
-    return replace(defense, filters=filters, aggregator=_told(defense.aggregator, share))
+def _defense_with_share(defense: Defense, share: float) -> Defense:
+    """The defense with the true share of attackers wherever it takes a guess."""
+    filters = tuple(_with_share(part, share) for part in defense.filters)
+    return replace(defense, filters=filters, aggregator=_with_share(defense.aggregator, share))
 
 
-def _told(part: Part, share: float) -> Part:
+def _with_share(part: Part, share: float) -> Part:
     takes_a_guess = any(field.name == "contamination" for field in fields(part))  # type: ignore[arg-type]
     return replace(part, contamination=share) if takes_a_guess else part  # type: ignore[type-var]
 

@@ -37,7 +37,7 @@ class Ingredient:
             (attack,), (defense,) = cell.attacks, cell.defenses
             wanted = attack.label in (self.attacks or (attack.label,))
             wanted &= defense.label in (self.defenses or (defense.label,))
-            # The authors' Krum is told who lies; where nobody does, that would be wrong.
+            # The authors' Krum is given the malicious clients; without an attack there are none.
             if wanted and (attack.label, defense.label) != ("none", "Krum"):
                 yield cell
 
@@ -71,8 +71,8 @@ WHOLE = ("paper-scores",)  # experiments whose figures need every round
 PAPERS_DATASETS = ("mnist", "fashion-mnist", "cifar-10")
 
 # The same questions for a computer without a GPU: a small network, half the rounds, smaller batches, one seed. The
-# network has one hidden layer: a small convolutional one took twice the time and did not get over the rounds that liars
-# win, on CIFAR-10 with a rate at which it learns, on Fashion-MNIST with some seeds.
+# network has one hidden layer: a small convolutional one took twice the time and did not recover from the attacked
+# rounds, on CIFAR-10 at a rate at which it learns, on Fashion-MNIST with some seeds.
 QUICK_MODEL = ("seeds=[0]", "model={name='mlp', hidden=64}", "training.batch=32", "training.lr=0.03")
 QUICK_ROUNDS = ("training.rounds=500", "training.evaluate_every=20", "schedule.attack_start=100")
 QUICK_SCHEDULE = (*QUICK_MODEL, *QUICK_ROUNDS, "schedule.defense_start=100")

@@ -36,16 +36,18 @@ def describe_paper(paper: Paper) -> str:
     headers = [*(run.header for run in paper.runs), *(run.header for run in paper.drift)]
     known = sorted({seed for header in headers if isinstance(seed := header.get("seed"), int)})
     devices = ", ".join(dict.fromkeys(str(header["device"]) for header in headers if header.get("device")))
-    told = [f"The experiments of “{TITLE}” (Yaldiz, Zhang, Avestimehr 2023), run again:"]
-    told += [f"{count(len(headers), 'run')}, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
+    sentences = [f"The experiments of “{TITLE}” (Yaldiz, Zhang, Avestimehr 2023), run again:"]
+    sentences += [f"{count(len(headers), 'run')}, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
     unfinished = sum(run.summary is None for run in paper.runs)
-    told += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
-    told += [sentence for view in views(paper.attacked) if (sentence := _outcome(view))]
+    sentences += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
+    sentences += [sentence for view in views(paper.attacked) if (sentence := _outcome(view))]
     sizes = {_planned(run) for group in paper.attacked for run in group.runs} - {ROUNDS}
     if sizes:
         planned = " or ".join(f"{size:,}" for size in sorted(sizes))
-        told += [f"These runs have {planned} rounds where the paper has {ROUNDS:,}: a taste of it, not its numbers."]
-    return " ".join(told)
+        sentences += [
+            f"These runs have {planned} rounds where the paper has {ROUNDS:,}: an impression, not its numbers."
+        ]
+    return " ".join(sentences)
 
 
 def _outcome(view: View) -> str:
@@ -90,7 +92,7 @@ def _accuracies(paper: Paper) -> Table:
 
 
 VARIANTS = {  # what a reader of the paper would not guess
-    "Krum": "Krum: the authors' version, told in every round how many lie. ",
+    "Krum": "Krum: the authors' version, given the number of malicious clients of every round. ",
     "Krum (its paper)": "Krum (its paper): as it was published. ",
     COUNTED: f"{COUNTED}: the norm that is clipped counts BatchNorm's counters, as in the authors' code. ",
 }
@@ -107,10 +109,12 @@ def _detection(paper: Paper) -> Table:
         cells += [_over_seeds(peace, "honest_rejected") if peace else NOTHING]
         if any(cell != NOTHING for cell in cells):
             rows.append((group.setting, group.defense, *cells, _seeds(group)))
-    rejected = ("Malicious rejected", "Honest rejected", "AUC", "Honest rejected in rounds without a liar")
+    rejected = ("Malicious rejected", "Honest rejected", "AUC", "Honest rejected in rounds without attackers")
     headings = ("Dataset", "Defense", *rejected, "Honest rejected without the attack", "Seeds")
     note = "What the paper does not print: of the updates a filter judged, how many it rejected. AUC: how often a "
-    note += "malicious client scores above an honest one of the same round. Rounds without a liar: those under attack "
+    note += (
+        "malicious client scores above an honest one of the same round. Rounds without attackers: those under attack "
+    )
     note += f"into which none was drawn. Clipping shortens updates and rejects none. {DEVIATION}"
     return Table("detection", "Who was rejected", note, headings, tuple(rows), 2, parts=True)
 
@@ -162,7 +166,7 @@ def _layers(paper: Paper) -> Table:
     first, last = (iterations[0], iterations[-1]) if iterations else (0, 0)
     means = {(row["of"], row["tensor"], row["iteration"]): f"{row['mean']:.3f}" for row in rows}
     columns = [(what, iteration) for what in ("weights", "changes") for iteration in (first, last)]
-    told = [
+    cells = [
         (layer, tensor, *(means.get((what, tensor, iteration), NOTHING) for what, iteration in columns))
         for tensor, layer in {row["tensor"]: row["layer"] for row in rows}.items()
     ]
@@ -172,7 +176,7 @@ def _layers(paper: Paper) -> Table:
     )
     note += "after so many iterations: the mean over clients and seeds."
     return Table(
-        "layers", "Figure 1 in numbers: clients without averaging", note, headings, tuple(told), 2, folded=True
+        "layers", "Figure 1 in numbers: clients without averaging", note, headings, tuple(cells), 2, folded=True
     )
 
 

@@ -74,8 +74,8 @@ class Paper:
             mine = self.of(name)
             if name == "paper-cifar-10":
                 mine += [replace(group, defense=COUNTED) for group in self.of(COUNTERS)]
-            told = [replace(group, setting=", ".join(filter(None, (dataset, group.setting)))) for group in mine]
-            groups += sorted(told, key=_place)
+            named = [replace(group, setting=", ".join(filter(None, (dataset, group.setting)))) for group in mine]
+            groups += sorted(named, key=_place)
         return groups
 
     @cached_property
@@ -85,7 +85,7 @@ class Paper:
 
     @cached_property
     def attackers(self) -> list[tuple[float, Group]]:
-        """Figure 4, by the share of clients that lie."""
+        """Figure 4, by the share of malicious clients."""
         return self._varied(ATTACKERS, "data", "malicious")
 
     @cached_property
