@@ -46,7 +46,7 @@ class Group:
 
     @cached_property
     def judges(self) -> list[str]:
-        """Filters of which it is known how well they separate malicious from honest clients; those of packed runs too."""
+        """Filters with a known area under ROC; those of packed runs too."""
         areas = [summary.get("area_under_roc") or {} for summary in self.summaries]
         return sorted({name for area in areas for name, value in area.items() if value is not None})
 
