@@ -16,7 +16,7 @@ from measuring import Table, machine, options, report, timed
 CASES = {
     "import torch": ("-c", "import torch"),
     "import cosdefense": ("-c", "import cosdefense"),
-    "from cosdefense import Defense, recipe": ("-c", "from cosdefense import Defense, recipe"),  # all of its core
+    "from cosdefense import Defense, get": ("-c", "from cosdefense import Defense, get"),  # all of its core
     "cosdefense --help": ("-m", "cosdefense", "--help"),
     "cosdefense run --help": ("-m", "cosdefense", "run", "--help"),
 }
