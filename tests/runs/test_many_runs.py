@@ -122,7 +122,7 @@ def group_lives(process: subprocess.Popen[str]) -> bool:
 
 def held(folder: Path, n: int) -> set[int]:
     """The processes that have stopped in the middle of a run, once there are so many."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(found := {int(path.name.removeprefix("held-")) for path in folder.glob("held-*")}) < n:
         assert time.monotonic() < deadline, f"{len(found)} of {n} processes have come to a run"
         time.sleep(0.02)
@@ -157,7 +157,7 @@ def test_three_processes_give_the_same_bits_as_one_and_do_every_run_once(
     process = start(*arguments()[:4], "--jobs", "3", "--json", "--device", "cpu", "--", "tiny.toml")
     assert process.pid not in held(folder, 3)
     (folder / "hold").unlink()
-    printed, said = process.communicate(timeout=120)
+    printed, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert not group_lives(process)
     assert len(decided(alone)) == 4
@@ -193,7 +193,7 @@ def test_interrupted_every_process_saves_where_it_is(
     process = start(*shell, *arguments("--jobs", "2"))
     held(folder, 2)
     process.send_signal(ending)
-    printed, said = process.communicate(timeout=120)
+    printed, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert not group_lives(process)
     assert "interrupted; every run is saved: the same command resumes" in said
@@ -213,7 +213,7 @@ def test_what_a_killed_process_leaves_is_finished_by_its_parent(alone: Path, fol
     process = start(*arguments("--jobs", "2"))
     os.kill(min(held(folder, 2)), signal.SIGKILL)
     (folder / "hold").unlink()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert re.search(r"process (\d) ended early, see runs/tiny/process-\1.log", said)
     assert decided(folder) == decided(alone)
@@ -253,7 +253,7 @@ def test_auto_starts_as_many_as_fit(folder: Path, start: Start) -> None:
     process = start(*arguments("--jobs", "auto"))
     held(folder, expected)
     (folder / "hold").unlink()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert len(list((folder / "runs" / "tiny").glob("process-*.log"))) == expected
 
