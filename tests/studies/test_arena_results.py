@@ -11,6 +11,7 @@ import pytest
 
 from cosdefense.cli.arena import TITLE
 from cosdefense.report.table import tables_to_markdown
+from cosdefense.runs.experiment import Experiment, from_table
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
 from cosdefense.studies.arena.defense_results import list_settings
@@ -22,10 +23,14 @@ RESULTS = Path(__file__).parents[2] / "docs" / "arena"
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[RunRecord]:
+def planned() -> tuple[Experiment, ...]:
+    return plan(["mnist", "fashion-mnist", "cifar-10"], [0.3], Choice(n_seeds=3)).runs
+
+
+@pytest.fixture(scope="module")
+def runs(planned: tuple[Experiment, ...]) -> list[RunRecord]:
     """In the order of the plan that they belong to."""
-    planned = plan(["mnist", "fashion-mnist", "cifar-10"], [0.3], Choice(n_seeds=3))
-    return read_planned_runs(planned.runs, RESULTS)
+    return read_planned_runs(planned, RESULTS)
 
 
 def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunRecord]) -> None:
@@ -34,6 +39,15 @@ def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunR
         assert run.summary is not None
         assert run.n_rounds == run.header["experiment"]["training"]["rounds"]
         assert {"commit", "command", "device", "versions"} <= run.header.keys()
+
+
+def test_every_published_header_is_an_experiment_of_the_plan(
+    runs: list[RunRecord], planned: tuple[Experiment, ...]
+) -> None:
+    """Today's names and options: each could be run again, and would be the same run."""
+    folders = {run.folder(Path()): run for run in planned}
+    for experiment in (from_table(run.header["experiment"]) for run in runs):
+        assert folders[experiment.folder(Path())] == experiment
 
 
 def test_the_tables_are_those_of_the_records(runs: list[RunRecord]) -> None:

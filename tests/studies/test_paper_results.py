@@ -8,13 +8,14 @@ from statistics import fmean
 import pytest
 
 from cosdefense.report.table import tables_to_markdown
+from cosdefense.runs.experiment import from_table
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
 from cosdefense.studies.paper.drift import DriftRun, read_drift
 from cosdefense.studies.paper.plan import plan
 from cosdefense.studies.paper.tables import make_paper_tables
 from cosdefense.studies.paper.views import select_paper_runs
-from cosdefense.studies.study import read_planned_runs
+from cosdefense.studies.study import experiments_folder, read_planned_runs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -36,6 +37,12 @@ def test_every_published_run_belongs_to_the_plan_and_is_finished(runs: list[RunR
         assert run.summary is not None
         assert run.n_rounds == run.header["experiment"]["training"]["rounds"]
         assert {"commit", "command", "device", "versions"} <= run.header.keys()
+
+
+def test_every_published_header_is_an_experiment_of_the_plan(runs: list[RunRecord]) -> None:
+    """Today's names and options: each could be run again, and would be the same run."""
+    published = [from_table(run.header["experiment"], experiments_folder("paper")) for run in runs]
+    assert published == list(plan(["all"]).runs)
 
 
 def test_figure_1_has_its_runs(drift: list[DriftRun]) -> None:
