@@ -176,7 +176,7 @@ class EventSender(Observer):
         self._indices = {job.folder: index for index, job in enumerate(jobs)}
         self._events = events
 
-    def run_running(self, job: Job) -> None:
+    def run_started(self, job: Job) -> None:
         self._events.send(("run_started", self._indices[job.folder]))
 
     def round_recorded(self, job: Job, record: RoundRecord) -> None:
