@@ -16,7 +16,7 @@ from cosdefense.runs.experiment import Experiment, from_table
 from cosdefense.runs.packed_records import read_pack, write_pack
 from cosdefense.runs.records import read_run
 from cosdefense.runs.single_run import run
-from cosdefense.studies.paper.plan import ALL, DRIFT, FIGURES, PAPERS_DATASETS, QUICK, files, plan, published
+from cosdefense.studies.paper.plan import ALL, DRIFT, FIGURES, PAPERS_DATASETS, QUICK, compact_run, files, plan
 
 TINY = {
     "data": {"dataset": "digits", "clients": 20},
@@ -207,7 +207,7 @@ def test_published_records_say_the_same_with_less(name: str, tmp_path: Path) -> 
     folder = cell.folder(tmp_path / "runs")
     run(cell, folder, load_data("digits"), torch.device("cpu"))
     whole, path = read_run(folder), tmp_path / "pack.jsonl.gz"
-    write_pack(path, [published(whole)])
+    write_pack(path, [compact_run(whole)])
     (kept,) = read_pack(path)
     assert kept.thinned
     assert kept.summary == whole.summary

@@ -59,7 +59,7 @@ def reproduce(
     where it is installed.
     """
     from ..studies.paper.drift import PACK, read_drift, write_drift
-    from ..studies.paper.plan import ALL, plan, published
+    from ..studies.paper.plan import ALL, compact_run, plan
     from ..studies.paper.report import write_paper_report
 
     planned = plan(what or [ALL], datasets=dataset or (), n_seeds=seeds, quick=quick)
@@ -71,7 +71,7 @@ def reproduce(
     if publish and drift:
         write_drift(publish / PACK, drift)
     write = partial(write_paper_report, drift=drift)
-    study = Study(planned.runs, TITLE, ", ".join(what or [ALL]), write, bool(drift), published)
+    study = Study(planned.runs, TITLE, ", ".join(what or [ALL]), write, bool(drift), compact_run)
     run_study(study, folder, execution, draw=draw, publish=publish, as_json=as_json)
 
 

@@ -45,13 +45,13 @@ def accuracy_rows(group: Group, key: str = "accuracy") -> list[Row]:
 
 def score_rows(group: Group, filter_name: str) -> list[Row]:
     """Mean and 10–90 % band of a filter's scores, for honest and malicious clients, per bin of rounds."""
-    found = list(_scores(group.rounds, filter_name))
-    if not found:
+    entries = list(_scores(group.rounds, filter_name))
+    if not entries:
         return []
-    first = min(number for number, _, _ in found)
-    width = math.ceil((max(number for number, _, _ in found) - first + 1) / MAX_BINS)
+    first = min(number for number, _, _ in entries)
+    width = math.ceil((max(number for number, _, _ in entries) - first + 1) / MAX_BINS)
     bins: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
-    for number, who, score in found:
+    for number, who, score in entries:
         bins[who, (number - first) // width].append((number, score))
     rows = []
     for (who, _), members in sorted(bins.items()):
@@ -76,7 +76,7 @@ def _scores(rounds: Sequence[RoundRecord], filter_name: str) -> Iterator[tuple[i
 
 
 def truths(record: RoundRecord) -> list[str]:
-    """What each client of a round was; "client" where nobody knows."""
+    """For each client of a round "honest" or "malicious"; "client" where that is unknown."""
     if record.malicious is None:
         return ["client"] * len(record.clients)
     return ["malicious" if malicious else "honest" for malicious in record.malicious]
@@ -104,7 +104,7 @@ def rejection_rows(group: Group) -> list[Row]:
 
 
 def _worlds(group: Group) -> list[str]:
-    """What tells apart the clients of several runs: with another seed, client 7 is somebody else."""
+    """What tells apart the clients of several runs: with another seed, client 7 is another client."""
     seeds = [str(run.header.get("seed")) for run in group.runs]
     if len(seeds) == 1:
         return [""]
@@ -113,7 +113,7 @@ def _worlds(group: Group) -> list[str]:
 
 
 def confusion_rows(group: Group) -> list[Row]:
-    """Who was what and what became of them; nothing where nobody knows, or where nobody was judged."""
+    """Rejected and accepted updates of malicious and honest clients; empty where that is unknown."""
     rows = []
     for truth in ("malicious", "honest"):
         counts = {fate: getattr(group.detection, f"{truth}_{fate}") for fate in ("rejected", "accepted")}
@@ -125,7 +125,7 @@ def confusion_rows(group: Group) -> list[Row]:
 
 def split_rows(groups: Sequence[Group]) -> tuple[list[Row], str]:
     """Samples per client and class of the first run that knows them, and which run that was."""
-    for place, run in ((group.setting, run) for group in groups for run in group.runs):
+    for setting, run in ((group.setting, run) for group in groups for run in group.runs):
         split = run.header.get("split")
         if split:
             names = run.header.get("classes") or ()
@@ -136,7 +136,7 @@ def split_rows(groups: Sequence[Group]) -> tuple[list[Row], str]:
                 for name, samples in zip(names, counts, strict=True)
             ]
             shown = f"{len(split)}" if len(split) <= MAX_CLIENTS else f"{MAX_CLIENTS} of {len(split)}"
-            where = f"{place}, " if place else ""
+            where = f"{setting}, " if setting else ""
             return rows, f"{where}{shown} clients, seed {run.header.get('seed', 'unknown')}"
     return [], ""
 
@@ -147,20 +147,20 @@ def grid_rows(groups: Sequence[Group], key: str) -> list[Row]:
         return []
     rows = []
     for group in groups:
-        found = [value for summary in group.summaries if (value := summary.get(key)) is not None]
-        if found:
-            rows.append({"attack": group.attack, "defense": group.defense, "share": round(fmean(found), 5)})
+        values = [value for summary in group.summaries if (value := summary.get(key)) is not None]
+        if values:
+            rows.append({"attack": group.attack, "defense": group.defense, "share": round(fmean(values), 5)})
     return rows
 
 
 def point_rows(group: Group, filter_name: str) -> list[Row]:
-    """The latest updates as a filter that draws a picture saw them."""
+    """The latest updates as points in the two dimensions of a filter."""
     rows = []
     for record in group.rounds:
-        for index, (who, place) in enumerate(zip(truths(record), record.points.get(filter_name, ()), strict=False)):
-            if place is not None and any_number(place):
+        for index, (who, point) in enumerate(zip(truths(record), record.points.get(filter_name, ()), strict=False)):
+            if point is not None and any_number(point):
                 fate = "rejected" if record.weights[index] == 0 else "accepted"
-                x, y = (float(f"{value:.5g}") for value in place)
+                x, y = (float(f"{value:.5g}") for value in point)
                 row = {"x": x, "y": y, "who": who, "fate": fate, "round": record.round}
                 rows.append(row | {"client": str(record.clients[index])})
     return rows[-MAX_DOTS:]

@@ -18,7 +18,7 @@ def chart() -> alt.Chart:
     return alt.Chart(alt.NamedData(DATA))
 
 
-def stacked(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
+def stack(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
     return alt.LayerChart(layer=list(layers)).properties(height=height)
 
 
@@ -88,7 +88,7 @@ def truth_color(rows: Sequence[Row]) -> alt.Color:
 
 
 def truth_legend(rows: Iterable[Row]) -> tuple[Entry, ...]:
-    """What the colors mean; nothing where nobody knows who is which."""
+    """What the colors mean; nothing where that is unknown."""
     known = any(row["who"] != "client" for row in rows)
     return tuple(Entry(who, color) for who, color in TRUTH.items() if who != "client") if known else ()
 

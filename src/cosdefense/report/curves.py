@@ -1,4 +1,4 @@
-"""Lines with bands around them: accuracy over the rounds, and whatever else goes on over time."""
+"""Lines with bands around them: accuracy and other numbers over the rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .chart_elements import (
     named_dashes,
     round_axis,
     share_axis,
-    stacked,
+    stack,
     tip,
 )
 from .figure import Entry, Panel
@@ -29,8 +29,8 @@ def curves(groups: Sequence[Group], names: Sequence[Entry], title: str, key: str
     tips = [tip("defense:N"), tip("round:Q"), tip("mean:Q", ".1%", "accuracy"), tip("seeds:Q")]
     layers = lines(rows, "defense", names, round_axis(), lambda key: share_axis(key, "test accuracy"), tips)
     ends = ", ".join(f"{row['defense']} {row['mean']:.1%}" for row in {row["defense"]: row for row in rows}.values())
-    said = f"Accuracy over the rounds, {title or 'all runs'}; at the end: {ends}."
-    return Panel(title, said, rows, pickable([*layers, *attack_start(groups, rows)], 320))
+    description = f"Accuracy over the rounds, {title or 'all runs'}; at the end: {ends}."
+    return Panel(title, description, rows, pickable([*layers, *attack_start(groups, rows)], 320))
 
 
 def lines(
@@ -53,4 +53,4 @@ def lines(
 
 
 def pickable(layers: Sequence[alt.Chart], height: int) -> alt.LayerChart:
-    return stacked(layers, height).add_params(alt.param("picked", value=None))
+    return stack(layers, height).add_params(alt.param("picked", value=None))

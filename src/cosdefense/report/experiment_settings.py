@@ -58,27 +58,27 @@ def distinctions(runs: Sequence[RunRecord]) -> list[str]:
     settings = [(run.experiment, dict(flat(_common(run.header.get("experiment") or {})))) for run in runs]
     parts = [((run.experiment, run.header.get("attack"), run.label), dict(flat(_parts(run)))) for run in runs]
     texts = []
-    for run, own, own_parts in zip(runs, _own(settings), _own(parts), strict=True):
+    for run, own, own_parts in zip(runs, _list_distinct(settings), _list_distinct(parts), strict=True):
         name = [run.experiment or "unnamed"] if several else []
         texts.append(", ".join([*name, *own, *own_parts]))
     return texts
 
 
-def _own(members: Sequence[tuple[Hashable, dict[str, Any]]]) -> list[list[str]]:
+def _list_distinct(members: Sequence[tuple[Hashable, dict[str, Any]]]) -> list[list[str]]:
     """For each member of a group those of its facts that are not the same in all of the group."""
-    found: dict[Hashable, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    values: dict[Hashable, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     sizes: dict[tuple[Hashable, str], int] = defaultdict(int)
     groups: dict[Hashable, int] = defaultdict(int)
     for group, facts in members:
         groups[group] += 1
         for key, value in facts.items():
-            found[group][key].add(str(value))
+            values[group][key].add(str(value))
             sizes[group, key] += 1
     return [
         [
             f"{key} = {value}"
             for key, value in facts.items()
-            if len(found[group][key]) > 1 or sizes[group, key] < groups[group]
+            if len(values[group][key]) > 1 or sizes[group, key] < groups[group]
         ]
         for group, facts in members
     ]
@@ -89,6 +89,6 @@ def _common(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(run: RunRecord) -> dict[str, Any]:
-    """The run's own attack and defense, as they were described."""
-    found = {kind: read_setting(run.header, "experiment", f"{kind}s") for kind in ("attack", "defense")}
-    return {kind: entries[0] for kind, entries in found.items() if isinstance(entries, list | tuple) and entries}
+    """The run's own attack and defense, as its header describes them."""
+    lists = {part: read_setting(run.header, "experiment", f"{part}s") for part in ("attack", "defense")}
+    return {part: entries[0] for part, entries in lists.items() if isinstance(entries, list | tuple) and entries}

@@ -29,7 +29,7 @@ class Panel:
     """One chart of a figure."""
 
     title: str
-    description: str  # read aloud instead of the picture
+    description: str  # for screen readers
     rows: list[Row]
     chart: alt.LayerChart
     min_width: int = 0  # pixels; a narrower page scrolls it
@@ -69,7 +69,9 @@ class Figure:
     def png(self) -> bytes:
         """All panels on white paper, at twice the pixels."""
         several = len(self.panels) > 1
-        charts = [_renamed(panel.chart, index).properties(width=self.width) for index, panel in enumerate(self.panels)]
+        charts = [
+            _rename_rows(panel.chart, index).properties(width=self.width) for index, panel in enumerate(self.panels)
+        ]
         if several:
             titles = [alt.Title(panel.title, frame="group") for panel in self.panels]
             charts = [chart.properties(title=title) for chart, title in zip(charts, titles, strict=True)]
@@ -81,13 +83,13 @@ class Figure:
         return bytes(vl_convert.vegalite_to_png(spec, scale=2))
 
 
-def _renamed(drawn: alt.LayerChart, index: int) -> alt.LayerChart:
-    """The same chart, its rows under a name of their own, so that it can stand beside others."""
-    drawn = drawn.copy()
-    for part in (drawn, *drawn.layer):
+def _rename_rows(chart: alt.LayerChart, index: int) -> alt.LayerChart:
+    """The same chart with another name for its rows, so that it can stand beside others."""
+    chart = chart.copy()
+    for part in (chart, *chart.layer):
         if isinstance(part.data, alt.NamedData):
             part.data = alt.NamedData(f"{DATA}{index}")
-    return drawn
+    return chart
 
 
 def _with_rows(spec: dict[str, Any], rows: dict[str, list[Row]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .chart_elements import (
     round_axis,
     score_axis,
     share_axis,
-    stacked,
+    stack,
     tip,
     truth_color,
     truth_legend,
@@ -35,9 +35,9 @@ MAX_PANELS = 12  # of one figure: a large grid is shown by its heat maps
 def draw_figures(runs: Sequence[RunRecord]) -> list[Figure]:
     """Every figure that has data."""
     groups = group_runs(runs)
-    drawn = [grid_figure(groups), _accuracy(groups), scores(groups), _points(groups), rejections(groups)]
-    drawn += [confusion(groups), _split(groups)]
-    return [figure for figure in drawn if figure.panels]
+    figures = [grid_figure(groups), _accuracy(groups), scores(groups), _points(groups), rejections(groups)]
+    figures += [confusion(groups), _split(groups)]
+    return [figure for figure in figures if figure.panels]
 
 
 def _accuracy(groups: Sequence[Group]) -> Figure:
@@ -45,8 +45,8 @@ def _accuracy(groups: Sequence[Group]) -> Figure:
     names = tuple(map(Entry, defenses, colors(len(defenses)), dashes(len(defenses))))
     worlds = list(dict.fromkeys(group.circumstances for group in groups))
     members = [[group for group in groups if group.circumstances == world] for world in worlds]
-    drawn = [some for some in members if any(map(numbers.accuracy_rows, some))]
-    panels = tuple(curves(some, names, some[0].circumstances) for some in drawn)
+    evaluated = [some for some in members if any(map(numbers.accuracy_rows, some))]
+    panels = tuple(curves(some, names, some[0].circumstances) for some in evaluated)
     caption = "Accuracy on held-out data."
     caption += " Choose a name to see it alone." if len(names) > 1 else ""
     if any(row["seeds"] > 1 for panel in panels for row in panel.rows):
@@ -56,12 +56,14 @@ def _accuracy(groups: Sequence[Group]) -> Figure:
 
 
 def scores(groups: Sequence[Group]) -> Figure:
-    """What each filter thought of honest and malicious clients."""
+    """The scores that each filter gave to honest and malicious clients."""
     judged = [(group, name) for group in groups for name in group.filters]
     panels = tuple(_score_bands(group, name, _title(group, groups)) for group, name in judged[:MAX_PANELS])
     names = _truths(panels)
     title = "Scores of honest and malicious clients" if names else "Scores of the clients"
-    caption = "What each filter thought of the clients. Lines are means, bands hold the middle 80% of the scores."
+    caption = (
+        "The scores that each filter gave to the clients. Lines are means, bands hold the middle 80% of the scores."
+    )
     caption += _left_out(judged)
     return Figure("scores", title, caption, panels, 460, min(2, len(panels) or 1), names)
 
@@ -74,16 +76,16 @@ def _score_bands(group: Group, filter_name: str, title: str) -> Panel:
     tips = [tip("who:N", title="clients"), tip("round:Q"), tip("mean:Q", ".3~g", "mean score"), tip("count:Q")]
     line = marks.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=26)).encode(y=mean, tooltip=tips)
     title += "" if filter_name == group.defense else f": {filter_name}"
-    said = f"Scores over the rounds, {title}; on average {_averages(rows, 'mean', 'count', '.3g')}."
-    return Panel(title, said, rows, stacked([band, line, *attack_start([group], rows)], 220))
+    description = f"Scores over the rounds, {title}; on average {_averages(rows, 'mean', 'count', '.3g')}."
+    return Panel(title, description, rows, stack([band, line, *attack_start([group], rows)], 220))
 
 
 def _points(groups: Sequence[Group]) -> Figure:
-    drawn = [(group, name) for group in groups for name in group.pictures]
-    panels = tuple(_scatter(group, name, _title(group, groups)) for group, name in drawn[:MAX_PANELS])
-    caption = f"Where a filter that looks at two dimensions saw the clients; the last {MAX_DOTS} updates it judged. "
+    pictures = [(group, name) for group in groups for name in group.pictures]
+    panels = tuple(_scatter(group, name, _title(group, groups)) for group, name in pictures[:MAX_PANELS])
+    caption = f"The clients in the two dimensions that a filter looks at; the last {MAX_DOTS} updates it judged. "
     caption += "Every round has its own axes, turned so that the longer tail lies to the right and top. "
-    caption += "Crosses were rejected." + _left_out(drawn)
+    caption += "Crosses were rejected." + _left_out(pictures)
     return Figure(
         "points", "Clients in two dimensions", caption, panels, 460, min(2, len(panels) or 1), _truths(panels)
     )
@@ -93,7 +95,7 @@ def _scatter(group: Group, filter_name: str, title: str) -> Panel:
     rows = numbers.point_rows(group, filter_name)
     axis = alt.Axis(grid=False, tickCount=5)
     fate = alt.Scale(domain=["accepted", "rejected"], range=["circle", "cross"])
-    tips = [tip("client:N"), tip("who:N", title="was"), tip("fate:N", title="was found"), tip("round:Q")]
+    tips = [tip("client:N"), tip("who:N", title="was"), tip("fate:N", title="verdict"), tip("round:Q")]
     dots = (
         chart()
         .mark_point(filled=True, size=45, opacity=0.7)
@@ -108,13 +110,13 @@ def _scatter(group: Group, filter_name: str, title: str) -> Panel:
     counts = ", ".join(
         f"{who} {sum(row['who'] == who for row in rows)}" for who in dict.fromkeys(r["who"] for r in rows)
     )
-    return Panel(title, f"Clients in two dimensions, {title}: {counts}.", rows, stacked([dots], 320))
+    return Panel(title, f"Clients in two dimensions, {title}: {counts}.", rows, stack([dots], 320))
 
 
 def rejections(groups: Sequence[Group]) -> Figure:
     """How often each client was rejected."""
-    found = [(group, numbers.rejection_rows(group)) for group in groups]
-    judged = [(group, rows) for group, rows in found if rows]
+    all_rows = [(group, numbers.rejection_rows(group)) for group in groups]
+    judged = [(group, rows) for group, rows in all_rows if rows]
     panels = tuple(_bars(rows, _title(group, groups)) for group, rows in judged[:MAX_PANELS])
     names = _truths(panels)
     caption = "One bar per client, most often rejected first: the share of rounds in which it was rejected."
@@ -134,51 +136,53 @@ def _bars(every: list[Row], title: str) -> Panel:
     y = share_axis("share", "share of rounds")
     bars = chart().mark_bar().encode(x=x, y=y, color=truth_color(rows), tooltip=tips)
     title += f" ({MAX_CLIENTS} most rejected of {len(every)} clients)" if len(every) > MAX_CLIENTS else ""
-    said = f"Share of rounds in which each client was rejected, {title}; on average "
-    return Panel(title, f"{said}{_averages(rows, 'share', 'rounds', '.1%')}.", rows, stacked([bars], 200))
+    description = f"Share of rounds in which each client was rejected, {title}; on average "
+    return Panel(title, f"{description}{_averages(rows, 'share', 'rounds', '.1%')}.", rows, stack([bars], 200))
 
 
 def confusion(groups: Sequence[Group]) -> Figure:
-    """Who was what, and what became of them."""
-    found = [(group, numbers.confusion_rows(group)) for group in groups]
-    judged = [(group, rows) for group, rows in found if rows]
+    """How many malicious and honest updates were rejected and accepted."""
+    all_rows = [(group, numbers.confusion_rows(group)) for group in groups]
+    judged = [(group, rows) for group, rows in all_rows if rows]
     panels = tuple(_fates(rows, _title(group, groups)) for group, rows in judged[:MAX_PANELS])
     caption = "Updates that a filter judged, counted once per round; percentages are of the row." + _left_out(judged)
     columns = sum(group.circumstances == groups[0].circumstances for group, _ in judged)  # one attack, one line
-    title = "What became of malicious and honest updates"
+    title = "Malicious and honest updates, rejected and accepted"
     return Figure("confusion", title, caption, panels, 300, min(3, max(1, columns)))
 
 
-def _fates(counted: list[Row], title: str) -> Panel:
-    rows = [row | {"label": f"{row['count']:,} ({row['share']:.1%})"} for row in counted]
+def _fates(counts: list[Row], title: str) -> Panel:
+    rows = [row | {"label": f"{row['count']:,} ({row['share']:.1%})"} for row in counts]
     truths = list(dict.fromkeys(row["truth"] for row in rows))
     x = alt.X("fate:N", title=None, scale=cells(["rejected", "accepted"]), axis=bare_axis(labelAngle=0))
     y = alt.Y("truth:N", title=None, scale=cells(truths), axis=bare_axis())
-    tips = [tip("truth:N", title="was"), tip("fate:N", title="was found"), tip("count:Q", ",d"), tip("share:Q", ".1%")]
-    drawn = heat(x, y, "share", alt.Text("label:N"), tips).properties(height=56 * len(truths))
-    said = ", ".join(f"{row['truth']} and {row['fate']} {row['label']}" for row in rows)
-    return Panel(title, f"What the filter did, {title}: {said}.", rows, drawn)
+    tips = [tip("truth:N", title="was"), tip("fate:N", title="verdict"), tip("count:Q", ",d"), tip("share:Q", ".1%")]
+    layers = heat(x, y, "share", alt.Text("label:N"), tips).properties(height=56 * len(truths))
+    description = ", ".join(f"{row['truth']} and {row['fate']} {row['label']}" for row in rows)
+    return Panel(title, f"What the filter did, {title}: {description}.", rows, layers)
 
 
 def _split(groups: Sequence[Group]) -> Figure:
     rows, which = numbers.split_rows(groups)
     classes = list(dict.fromkeys(row["class"] for row in rows))
     gradient = alt.Legend(title="samples", orient="top", gradientLength=160, tickCount=3)
-    drawn = chart().encode(
+    squares = chart().encode(
         x=alt.X("client:O", title="client", axis=bare_axis(labelAngle=0, labelOverlap=True)),
         y=alt.Y("class:N", title="class", scale=alt.Scale(domain=classes), axis=bare_axis(labelOverlap=True)),
         color=alt.Color("samples:Q", scale=alt.Scale(range=list(HEAT), domainMin=0), legend=gradient),
         tooltip=[tip("client:O"), tip("class:N"), tip("samples:Q")],
     )
-    said = f"Samples per client and class; {which}, {len(classes)} classes."
+    description = f"Samples per client and class; {which}, {len(classes)} classes."
     panels = (
-        (Panel(which, said, rows, stacked([drawn.mark_rect()], max(120, min(400, 22 * len(classes))))),) if rows else ()
+        (Panel(which, description, rows, stack([squares.mark_rect()], max(120, min(400, 22 * len(classes))))),)
+        if rows
+        else ()
     )
     return Figure("split", "How the data are split", "How many samples of each class each client holds.", panels)
 
 
 def _left_out(everything: Sequence[object]) -> str:
-    """What is said where there is not room for all."""
+    """A sentence for the caption where there is not room for all."""
     if len(everything) <= MAX_PANELS:
         return ""
     return f" The first {MAX_PANELS} of {len(everything)}; a report of a single run's folder shows its own."

@@ -34,15 +34,15 @@ class Group:
 
     @cached_property
     def detection(self) -> Detection:
-        """What became of everybody's updates, all seeds together."""
+        """How many updates were accepted and rejected, over all seeds."""
         counts = [summary.get("confusion") or {} for summary in self.summaries]
         return Detection(**{key: sum(c.get(key, 0) for c in counts) for key in Detection.__dataclass_fields__})
 
     @cached_property
     def filters(self) -> list[str]:
-        """Filters that gave a score to anybody while the defense was on."""
+        """Filters that gave any score while the defense was on."""
         defended = [record.scores for record in self.rounds if record.defended]
-        return sorted({name for scores in defended for name, found in scores.items() if any_number(found)})
+        return sorted({name for scores in defended for name, values in scores.items() if any_number(values)})
 
     @cached_property
     def judges(self) -> list[str]:
@@ -52,19 +52,19 @@ class Group:
 
     @cached_property
     def pictures(self) -> list[str]:
-        """Filters that drew one."""
+        """Filters that recorded points in two dimensions."""
         return sorted({name for record in self.rounds if record.defended for name in record.points})
 
     @cached_property
     def attack_starts(self) -> list[int]:
-        """The rounds in which an attack began after a while of peace."""
-        whole = [record.malicious for run in self.runs if not run.thinned for record in run.rounds]
-        known = [malicious for malicious in whole if malicious is not None]
+        """The rounds in which an attack began; empty where it lasted from the first round on."""
+        flags = [record.malicious for run in self.runs if not run.thinned for record in run.rounds]
+        known = [malicious for malicious in flags if malicious is not None]
         if not self.rounds or self.attack == "none" or (known and not any(map(any, known))):
             return []
         numbers = [record.round for record in self.rounds]
-        found = {read_setting(run.header, "experiment", "schedule", "attack_start") for run in self.runs}
-        return sorted(start for start in found if isinstance(start, int) and min(numbers) < start <= max(numbers))
+        starts = {read_setting(run.header, "experiment", "schedule", "attack_start") for run in self.runs}
+        return sorted(start for start in starts if isinstance(start, int) and min(numbers) < start <= max(numbers))
 
     @property
     def circumstances(self) -> str:
@@ -78,16 +78,16 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     distinct = distinctions(runs)
     for run, text in zip(runs, distinct, strict=True):
         table[text, str(run.header.get("attack") or "")][run.label].append(run)
-    places, order = list(dict.fromkeys(distinct)), list(dict.fromkeys(run.label for run in runs))
+    settings, order = list(dict.fromkeys(distinct)), list(dict.fromkeys(run.label for run in runs))
     return [
         Group(attack, defense, tuple(table[text, attack][defense]), text)
-        for text, attack in sorted(table, key=lambda pair: places.index(pair[0]))
+        for text, attack in sorted(table, key=lambda pair: settings.index(pair[0]))
         for defense in sorted(table[text, attack], key=order.index)
     ]
 
 
 def under(attack: str) -> str:
-    """The circumstances in words; none where nobody knows of an attack."""
+    """The circumstances in words; empty where the records do not say."""
     return {"": "", "none": "without an attack"}.get(attack, f"under {attack}")
 
 

@@ -22,29 +22,32 @@ QUESTIONS = {  # key of the summary → the title over its heat map
 
 def grid_figure(groups: Sequence[Group]) -> Figure:
     """One heat map per question that has an answer for some pair, and per experiment; nothing with a single attack."""
-    places = list(dict.fromkeys(group.setting for group in groups))
-    answered = [
-        (f"{title}, {place}" if place else title, numbers.grid_rows([g for g in groups if g.setting == place], key))
-        for place in places
+    settings = list(dict.fromkeys(group.setting for group in groups))
+    answers = [
+        (
+            f"{title}, {setting}" if setting else title,
+            numbers.grid_rows([g for g in groups if g.setting == setting], key),
+        )
+        for setting in settings
         for key, title in QUESTIONS.items()
     ]
-    panels = tuple(_every_pair(title, rows) for title, rows in answered if rows)
+    panels = tuple(_make_panel(title, rows) for title, rows in answers if rows)
     width = max((90 * len({row["attack"] for row in panel.rows}) for panel in panels), default=0)
     caption = "Every cell is the mean over seeds."
     return Figure("grid", "Every defense under every attack", caption, panels, max(420, width))
 
 
-def _every_pair(title: str, rows: list[Row]) -> Panel:
-    said = "; ".join(f"{row['defense']} {under(row['attack'])} {row['share']:.1%}" for row in rows)
-    return heat_map(title, f"{title}, every defense under every attack: {said}.", rows, "attack")
+def _make_panel(title: str, rows: list[Row]) -> Panel:
+    description = "; ".join(f"{row['defense']} {under(row['attack'])} {row['share']:.1%}" for row in rows)
+    return heat_map(title, f"{title}, every defense under every attack: {description}.", rows, "attack")
 
 
-def heat_map(title: str, said: str, rows: list[Row], across: str, order: Sequence[str] = ()) -> Panel:
+def heat_map(title: str, description: str, rows: list[Row], across: str, order: Sequence[str] = ()) -> Panel:
     """Shares by defense (down, in the given order where there is one) and something else (across)."""
-    columns, found = (list(dict.fromkeys(row[key] for row in rows)) for key in (across, "defense"))
-    defenses = [name for name in order if name in found] + [name for name in found if name not in order]
+    columns, present = (list(dict.fromkeys(row[key] for row in rows)) for key in (across, "defense"))
+    defenses = [name for name in order if name in present] + [name for name in present if name not in order]
     x = alt.X(f"{across}:N", title=None, scale=cells(columns), axis=bare_axis(labelAngle=-35, labelLimit=180))
     y = alt.Y("defense:N", title=None, scale=cells(defenses), axis=bare_axis(labelLimit=170))
     tips = [tip("defense:N"), tip(f"{across}:N"), tip("share:Q", ".1%", title.lower())]
-    drawn = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))
-    return Panel(title, said, rows, drawn, 150 + 56 * len(columns))
+    layers = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))
+    return Panel(title, description, rows, layers, 150 + 56 * len(columns))

@@ -37,11 +37,11 @@ def _rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
         for node, reason in zip(record.clients, record.reasons, strict=False):
             reasons[node][reason] += 1
     return [
-        (str(node), _list_reasons(found), str(found.total()), str(found[None]))
-        for node, found in sorted(reasons.items(), key=lambda item: (item[1][None] / item[1].total(), item[0]))
+        (str(node), _list_reasons(counts), str(counts.total()), str(counts[None]))
+        for node, counts in sorted(reasons.items(), key=lambda item: (item[1][None] / item[1].total(), item[0]))
     ]
 
 
-def _list_reasons(found: Counter[str | None]) -> str:
-    texts = [f"{reason} ({times}×)" for reason, times in found.most_common() if reason is not None]
+def _list_reasons(counts: Counter[str | None]) -> str:
+    texts = [f"{reason} ({times}×)" for reason, times in counts.most_common() if reason is not None]
     return ", ".join(texts) or NOTHING

@@ -99,8 +99,8 @@ def make_downloads(groups: Sequence[Group]) -> tuple[Download, ...]:
     """The data of every run, as files inside the page."""
     formats = (("CSV", "text/csv", to_csv(groups)), ("JSON", "application/json", to_json(groups)))
     return tuple(
-        Download(label, f"results.{label.lower()}", f"data:{kind};charset=utf-8;base64,{_encode(text.encode())}")
-        for label, kind, text in formats
+        Download(label, f"results.{label.lower()}", f"data:{media_type};charset=utf-8;base64,{_encode(text.encode())}")
+        for label, media_type, text in formats
     )
 
 

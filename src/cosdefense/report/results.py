@@ -32,19 +32,19 @@ def make_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
 
 
 def seeds(group: Group) -> str:
-    found = [run.header["seed"] for run in group.runs if "seed" in run.header]
-    if len(found) > 2 and found == list(range(len(found))):
-        return f"0–{len(found) - 1}"
-    return ", ".join(map(str, found)) or NOTHING
+    numbers = [run.header["seed"] for run in group.runs if "seed" in run.header]
+    if len(numbers) > 2 and numbers == list(range(len(numbers))):
+        return f"0–{len(numbers) - 1}"
+    return ", ".join(map(str, numbers)) or NOTHING
 
 
 def spread(values: Iterable[float | None], form: str = ".1%") -> str:
     """The mean of what was measured, with the standard deviation where there are several."""
-    found = [value for value in values if value is not None]
-    if not found:
+    known = [value for value in values if value is not None]
+    if not known:
         return NOTHING
-    mean = f"{fmean(found):{form}}"
-    return mean if len(found) == 1 else f"{mean.rstrip('%')} ± {stdev(found):{form}}"
+    mean = f"{fmean(known):{form}}"
+    return mean if len(known) == 1 else f"{mean.rstrip('%')} ± {stdev(known):{form}}"
 
 
 def _spread(read: Callable[[Summary], float | None], form: str) -> Callable[[Group], str]:
@@ -111,14 +111,16 @@ def explain_columns(groups: Sequence[Group]) -> str:
 
 
 def describe_results(groups: Sequence[Group]) -> str:
-    """A paragraph for somebody who reads nothing else."""
+    """The results in one paragraph."""
     worlds = list(dict.fromkeys(group.circumstances for group in groups))
     if len(worlds) > MAX_DESCRIBED:
-        return f"{scope(groups)} {_worst_cases(groups)}"
-    return " ".join([scope(groups), *(_outcome([g for g in groups if g.circumstances == world]) for world in worlds)])
+        return f"{scope(groups)} {_describe_worst_cases(groups)}"
+    return " ".join(
+        [scope(groups), *(_describe_outcome([g for g in groups if g.circumstances == world]) for world in worlds)]
+    )
 
 
-def _worst_cases(groups: Sequence[Group]) -> str:
+def _describe_worst_cases(groups: Sequence[Group]) -> str:
     """Many attacks in two sentences: who lost least where it lost most, and who lost most."""
     worst: dict[str, tuple[float, str]] = {}
     for group in groups:
@@ -146,7 +148,7 @@ def scope(groups: Sequence[Group]) -> str:
     return text + (f" {count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
 
 
-def _outcome(groups: Sequence[Group]) -> str:
+def _describe_outcome(groups: Sequence[Group]) -> str:
     """How it ended under one attack: who did best, whom that one rejected, who did worst."""
     starts = sorted({start for group in groups for start in group.attack_starts})
     places = [f"in {groups[0].setting}" if groups[0].setting else "", under(groups[0].attack)]
@@ -157,14 +159,14 @@ def _outcome(groups: Sequence[Group]) -> str:
         return f"{lead}no round was evaluated." if lead else "No round was evaluated."
     (best, winner), (worst, loser) = max(ends, key=_first), min(ends, key=_first)
     if len(ends) == 1:
-        return f"{lead}{winner.defense} ended at {best:.1%} accuracy.{_rejected(winner)}"
+        return f"{lead}{winner.defense} ended at {best:.1%} accuracy.{_describe_rejections(winner)}"
     if best - worst < 0.005:
         return f"{lead}{winner.defense} ended highest, at {best:.1%} accuracy, all others within half a point."
-    story = f"{lead}{winner.defense} ended highest, at {best:.1%} accuracy.{_rejected(winner)}"
-    return f"{story} Lowest was {loser.defense}, at {worst:.1%}."
+    text = f"{lead}{winner.defense} ended highest, at {best:.1%} accuracy.{_describe_rejections(winner)}"
+    return f"{text} Lowest was {loser.defense}, at {worst:.1%}."
 
 
-def _rejected(group: Group) -> str:
+def _describe_rejections(group: Group) -> str:
     malicious, honest = _mean(group, "malicious_rejected"), _mean(group, "honest_rejected")
     if not malicious and not honest:
         return ""
@@ -174,8 +176,8 @@ def _rejected(group: Group) -> str:
 
 
 def _mean(group: Group, key: str) -> float | None:
-    found = [value for summary in group.summaries if (value := summary.get(key)) is not None]
-    return fmean(found) if found else None
+    known = [value for summary in group.summaries if (value := summary.get(key)) is not None]
+    return fmean(known) if known else None
 
 
 def _first(pair: tuple[float, Group]) -> float:

@@ -61,7 +61,7 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
     left_out: list[str] = []
     for dataset in sorted(set(datasets), key=FIELDS.index):
         for share in sorted(set(attackers)):
-            runs, absent = _field(dataset, share, choice)
+            runs, absent = _plan_setting(dataset, share, choice)
             left_out += [
                 f"{label} is left out at {100 * share:.3g}% attackers on {dataset}: {why}"
                 for label, why in absent.items()
@@ -71,28 +71,32 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
     return Plan(tuple(planned.values()), tuple(left_out))
 
 
-def _field(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
+def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
     """The runs on one dataset with one share of attackers, and who cannot take part."""
-    table = read_table(experiments_folder("arena") / f"{dataset}.toml", [*_length(choice.rounds), *choice.changes])
+    table = read_table(
+        experiments_folder("arena") / f"{dataset}.toml", [*_override_rounds(choice.rounds), *choice.changes]
+    )
     table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
     table["data"] = {**table.get("data", {}), "malicious": share}
     experiment = from_table(table, experiments_folder("arena"))
-    attacks = _chosen("attack", choice.attacks, table["attacks"], experiment.attacks)
-    wanted = _chosen("defense", choice.defenses, table["defenses"], experiment.defenses)
+    attacks = _select_labels("attack", choice.attacks, table["attacks"], experiment.attacks)
+    wanted = _select_labels("defense", choice.defenses, table["defenses"], experiment.defenses)
     sampled = experiment.training.sampled
-    attacks_able, absent = _present(experiment.attacks, lambda attack: _with_share(attack, share))
-    judges, unable = _present(experiment.defenses, lambda defense: _able(_defense_with_share(defense, share), sampled))
-    grid = replace(experiment, attacks=attacks_able, defenses=judges)
+    attacks_able, absent = _select_able(experiment.attacks, lambda attack: _with_share(attack, share))
+    defenses_able, unable = _select_able(
+        experiment.defenses, lambda defense: _check_able(_defense_with_share(defense, share), sampled)
+    )
+    grid = replace(experiment, attacks=attacks_able, defenses=defenses_able)
     missed = {label: why for label, why in (absent | unable).items() if label in attacks | wanted}
     return list(_cells(grid, attacks, wanted)), missed
 
 
-def _present(entries: Sequence[Entry[T]], inform: Callable[[T], T]) -> tuple[tuple[Entry[T], ...], dict[str, str]]:
+def _select_able(entries: Sequence[Entry[T]], adapt: Callable[[T], T]) -> tuple[tuple[Entry[T], ...], dict[str, str]]:
     """Those that can take part, with the true share where they take a guess; and why the others cannot."""
     present, absent = list[Entry[T]](), dict[str, str]()
     for entry in entries:
         try:
-            present.append(replace(entry, part=inform(entry.part)))
+            present.append(replace(entry, part=adapt(entry.part)))
         except (ValueError, TooFewClients) as error:
             absent[entry.label] = str(error)
     return tuple(present), absent
@@ -102,32 +106,32 @@ def _cells(grid: Experiment, attacks: Collection[str], defenses: Collection[str]
     """What is wanted of the grid; the plain mean without an attack always, since all others are measured by it."""
     for cell in grid.cells():
         (attack,), (defense,) = cell.attacks, cell.defenses
-        yardstick = attack.part == Attack() and defense.part == get("fedavg")
-        if yardstick or (attack.label in attacks and defense.label in defenses):
+        is_reference = attack.part == Attack() and defense.part == get("fedavg")
+        if is_reference or (attack.label in attacks and defense.label in defenses):
             yield cell
 
 
-def _length(rounds: int | None) -> list[str]:
+def _override_rounds(rounds: int | None) -> list[str]:
     if rounds is None:
         return []
     return [f"training.rounds={rounds}", f"training.evaluate_every={max(1, rounds // EVALUATIONS)}"]
 
 
-def _chosen(
+def _select_labels(
     kind: str, wanted: Sequence[str] | None, tables: Sequence[Mapping[str, Any]], entries: Sequence[Entry[Any]]
 ) -> set[str]:
-    """The labels of the entries that are called so; a name of the catalog may stand for several."""
+    """The labels of the wanted entries; a name of the catalog may stand for several."""
     pairs = zip(entries, tables, strict=True)
     known = {entry.label: {name.casefold() for name in entry_names(table)} for entry, table in pairs}
     if wanted is None:
         return set(known)
-    found = set()
+    selected = set()
     for name in wanted:
         labels = {label for label, names in known.items() if name.casefold() in names}
         if not labels:
             raise unknown_name_error(kind, name, known)
-        found |= labels
-    return found
+        selected |= labels
+    return selected
 
 
 def _defense_with_share(defense: Defense, share: float) -> Defense:
@@ -141,7 +145,7 @@ def _with_share(part: Part, share: float) -> Part:
     return replace(part, contamination=share) if takes_a_guess else part  # type: ignore[type-var]
 
 
-def _able(defense: Defense, n: int) -> Defense:
+def _check_able(defense: Defense, n: int) -> Defense:
     """The defense, if its mathematics works with n clients: an error otherwise."""
     updates, params = torch.zeros(n, LAYOUT.size), torch.zeros(LAYOUT.size)
     defense(Cohort.of(updates, params, LAYOUT, torch.arange(n), trusted_data=ExampleTrustedData()), defense.init())

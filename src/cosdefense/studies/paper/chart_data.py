@@ -12,7 +12,7 @@ from ...report.groups import Group
 from ...runs.records import RoundRecord, RunRecord
 from .drift import DriftRun
 
-TRACED = "TracedCosDefense"  # the filter that writes down raw cosines
+TRACED = "TracedCosDefense"  # the filter that records raw cosines
 WINDOW = 40  # rounds of the moving average, as in the paper
 
 
@@ -24,11 +24,11 @@ def layer_rows(runs: Sequence[DriftRun]) -> list[Row]:
             for tensor, values in by_tensor.items():
                 similarities[what, tensor, measurement.iteration] += _numbers(values)
     labels = layer_labels(dict.fromkeys(tensor for _, tensor, _ in similarities))
-    drawn = set(_thinned(sorted({iteration for *_, iteration in similarities})))
+    shown = set(_thin(sorted({iteration for *_, iteration in similarities})))
     return [
         {"of": what, "layer": labels[tensor], "tensor": tensor, "iteration": iteration, **_band(values)}
         for (what, tensor, iteration), values in similarities.items()
-        if values and iteration in drawn
+        if values and iteration in shown
     ]
 
 
@@ -40,18 +40,18 @@ def layer_labels(tensors: Mapping[str, None]) -> dict[str, str]:
 
 def trace_rows(group: Group, label: str) -> list[Row]:
     """Figure 2: by round, the mean score of all received updates; averaged over the last rounds, then over seeds."""
-    found: dict[int, list[float]] = defaultdict(list)
+    means: dict[int, list[float]] = defaultdict(list)
     for run in group.runs:
         trace = mean_scores(run)
         for index, (number, _) in enumerate(trace):
             window = [score for _, score in trace[max(0, index + 1 - WINDOW) : index + 1]]
-            found[number].append(fmean(window))
-    numbers = _thinned(sorted(found))
-    return [{"case": label, "round": number, **_band(found[number]), "seeds": len(found[number])} for number in numbers]
+            means[number].append(fmean(window))
+    numbers = _thin(sorted(means))
+    return [{"case": label, "round": number, **_band(means[number]), "seeds": len(means[number])} for number in numbers]
 
 
 def mean_scores(run: RunRecord) -> list[tuple[int, float]]:
-    """By round, the mean of what the filter said of the updates it received."""
+    """By round, the mean score of the updates that the filter received."""
     judged = [(record.round, _scores(record)) for record in run.rounds]
     return [(number, fmean(scores)) for number, scores in judged if scores]
 
@@ -66,20 +66,22 @@ def share_rows(values: Sequence[tuple[float, Group]], form: str) -> list[Row]:
     """Figures 4 and 6: final accuracy by a setting, its spread over seeds, and every seed on its own."""
     rows = []
     for value, group in values:
-        place = {"setting": f"{value:{form}}", "defense": group.defense}
+        labels = {"setting": f"{value:{form}}", "defense": group.defense}
         ends = [(run.header.get("seed"), summary.get("final_accuracy")) for run, summary in _pairs(group)]
-        found = [end for _, end in ends if end is not None]
-        if not found:
+        known = [end for _, end in ends if end is not None]
+        if not known:
             continue
-        mean, spread = fmean(found), stdev(found) if len(found) > 1 else 0.0
-        bar = {"kind": "mean", "accuracy": round(mean, 5), "seeds": len(found), "deviation": round(spread, 5)}
-        rows.append(place | bar | {"low": round(max(0.0, mean - spread), 5), "high": round(min(1.0, mean + spread), 5)})
-        dots = [(seed, end) for seed, end in ends if end is not None and len(found) > 1]
-        rows += [place | {"kind": "seed", "accuracy": round(end, 5), "seed": str(seed)} for seed, end in dots]
+        mean, spread = fmean(known), stdev(known) if len(known) > 1 else 0.0
+        bar = {"kind": "mean", "accuracy": round(mean, 5), "seeds": len(known), "deviation": round(spread, 5)}
+        rows.append(
+            labels | bar | {"low": round(max(0.0, mean - spread), 5), "high": round(min(1.0, mean + spread), 5)}
+        )
+        dots = [(seed, end) for seed, end in ends if end is not None and len(known) > 1]
+        rows += [labels | {"kind": "seed", "accuracy": round(end, 5), "seed": str(seed)} for seed, end in dots]
     return rows
 
 
-def _thinned(numbers: Sequence[int]) -> Sequence[int]:
+def _thin(numbers: Sequence[int]) -> Sequence[int]:
     """At most as many as a curve has points; counted from the end, so that the last is always drawn."""
     return numbers[::-1][:: math.ceil(len(numbers) / MAX_POINTS) or 1][::-1]
 

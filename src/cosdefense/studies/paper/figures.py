@@ -17,7 +17,7 @@ from ...report.chart_elements import (
     named_colors,
     round_axis,
     share_axis,
-    stacked,
+    stack,
     tip,
 )
 from ...report.curves import curves, lines, pickable
@@ -30,34 +30,34 @@ from .chart_data import WINDOW, layer_rows, share_rows, trace_rows
 from .tables import case
 from .views import DEFENSES, Paper, View, views
 
-# The same color in every figure, whoever is drawn; patterns where lines lie on each other.
+# A defense has the same color in every figure; patterns where lines lie on each other.
 HUES = ("#888888", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#0072B2")
 PATTERNS = ((1, 0), (6, 3), (2, 2), (1, 0), (6, 3), (1, 0))
 LOOKS = {entry.label: entry for entry in map(Entry, DEFENSES, HUES, PATTERNS)}
-OTHERS = PALETTE[3]  # defenses that the paper does not know, told apart by their patterns
+OTHERS = PALETTE[3]  # defenses that the paper does not know, distinguished by their patterns
 
 
 def draw_paper_figures(paper: Paper) -> dict[str, Figure]:
     """Every figure that has data, by name."""
     rejecting = [g for g in paper.attacked if g.detection.malicious_rejected or g.detection.honest_rejected]
-    drawn = [_figure3(paper), _figure2(paper), _figure1(paper), _figure4(paper), _figure6(paper), _heat_maps(paper)]
-    drawn += [scores(rejecting), _rejections(rejecting), confusion(rejecting)]
-    return {figure.name: figure for figure in drawn if figure.panels}
+    figures = [_figure3(paper), _figure2(paper), _figure1(paper), _figure4(paper), _figure6(paper), _heat_maps(paper)]
+    figures += [scores(rejecting), _rejections(rejecting), confusion(rejecting)]
+    return {figure.name: figure for figure in figures if figure.panels}
 
 
 def list_entries(groups: Sequence[Group]) -> tuple[Entry, ...]:
     """The defenses in the paper's order, each in its own color."""
-    found = list(dict.fromkeys(group.defense for group in groups))
-    others = [name for name in found if name not in LOOKS]
+    names = list(dict.fromkeys(group.defense for group in groups))
+    others = [name for name in names if name not in LOOKS]
     looks = LOOKS | {name: Entry(name, OTHERS, DASHES[index % len(DASHES)]) for index, name in enumerate(others)}
-    return tuple(entry for name, entry in looks.items() if name in found)
+    return tuple(entry for name, entry in looks.items() if name in names)
 
 
 def _figure3(paper: Paper) -> Figure:
-    seen = [view for view in views(paper.attacked) if any(accuracy_rows(group, view.key) for group in view.groups)]
-    names = list_entries([group for view in seen for group in view.groups])
+    shown = [view for view in views(paper.attacked) if any(accuracy_rows(group, view.key) for group in view.groups)]
+    names = list_entries([group for view in shown for group in view.groups])
     panels = tuple(
-        curves([g for g in view.groups if accuracy_rows(g, view.key)], names, view.title, view.key) for view in seen
+        curves([g for g in view.groups if accuracy_rows(g, view.key)], names, view.title, view.key) for view in shown
     )
     caption = "Figure 3 of the paper: accuracy on held-out data under attack. Choose a name to see it alone. "
     caption += "Lines are the mean over seeds, bands reach from the lowest to the highest seed."
@@ -68,9 +68,9 @@ def _figure3(paper: Paper) -> Figure:
 
 def _figure2(paper: Paper) -> Figure:
     rows = [row for group in paper.scores for row in trace_rows(group, case(group))]
-    found = list(dict.fromkeys(row["case"] for row in rows))
-    hues = [TRUTH["honest"], TRUTH["malicious"], *PALETTE[2:]] if len(found) <= 2 else colors(len(found))
-    names = tuple(map(Entry, found, hues[: len(found)], dashes(len(found))))
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    hues = [TRUTH["honest"], TRUTH["malicious"], *PALETTE[2:]] if len(cases) <= 2 else colors(len(cases))
+    names = tuple(map(Entry, cases, hues[: len(cases)], dashes(len(cases))))
     caption = "Figure 2 of the paper: |cos| between the last layer of the global model and that of an update, the mean "
     caption += f"over all updates received, then over the {WINDOW} rounds up to each. "
     caption += "Lines are the mean over seeds, bands reach from the lowest to the highest."
@@ -82,8 +82,8 @@ def _trace(paper: Paper, rows: list[Row], names: Sequence[Entry]) -> Panel:
     tips = [tip("case:N"), tip("round:Q"), tip("mean:Q", ".4f", "mean |cos|"), tip("seeds:Q")]
     layers = lines(rows, "case", names, round_axis(), lambda key: alt.Y(f"{key}:Q", title="mean |cos|"), tips)
     ends = ", ".join(f"{row['case']} {row['mean']:.3f}" for row in {row["case"]: row for row in rows}.values())
-    said = f"Mean scores of all received updates over the rounds; at the end: {ends}."
-    return Panel("", said, rows, pickable([*layers, *attack_start(paper.scores, rows)], 300))
+    description = f"Mean scores of all received updates over the rounds; at the end: {ends}."
+    return Panel("", description, rows, pickable([*layers, *attack_start(paper.scores, rows)], 300))
 
 
 def _figure1(paper: Paper) -> Figure:
@@ -113,23 +113,25 @@ def _similarity(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
 
     layers = lines(rows, "layer", names, axis, height, tips)
     ends = ", ".join(f"{row['layer']} {row['mean']:.3f}" for row in {row["layer"]: row for row in rows}.values())
-    said = f"Cosine similarity of the {what} of clients that train without averaging, by layer; at the end: {ends}."
-    return Panel(what.capitalize(), said, rows, pickable(layers, 300))
+    description = (
+        f"Cosine similarity of the {what} of clients that train without averaging, by layer; at the end: {ends}."
+    )
+    return Panel(what.capitalize(), description, rows, pickable(layers, 300))
 
 
 def _figure4(paper: Paper) -> Figure:
     caption = "Figure 4 of the paper: final accuracy on MNIST when more or fewer of the clients attack."
-    return _bars_of("figure4", "Figure 4: how many attack", caption, paper.attackers, "share of attackers", ".0%")
+    return _draw_bars("figure4", "Figure 4: how many attack", caption, paper.attackers, "share of attackers", ".0%")
 
 
 def _figure6(paper: Paper) -> Figure:
     caption = "Figure 6 of the paper: final accuracy on MNIST when clients are more or less alike: q is the share of a "
     caption += "class that goes to its own group of clients; with ten groups, 0.1 is the same mix for everybody."
     title = "Figure 6: how different the clients are"
-    return _bars_of("figure6", title, caption, paper.skew, "q", ".3g")
+    return _draw_bars("figure6", title, caption, paper.skew, "q", ".3g")
 
 
-def _bars_of(
+def _draw_bars(
     name: str, title: str, caption: str, values: Sequence[tuple[float, Group]], what: str, form: str
 ) -> Figure:
     rows = share_rows(values, form)
@@ -156,8 +158,8 @@ def _bars(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
     dots = single.mark_point(style="ink-dot", filled=True, size=22)
     dots = dots.encode(y=share_axis("accuracy", "final accuracy"), tooltip=[*tips, tip("seed:N")])
     ends = [f"{row['setting']} {row['defense']} {row['accuracy']:.1%}" for row in rows if row["kind"] == "mean"]
-    said = f"Final accuracy by {what} and defense: {', '.join(ends)}."
-    return Panel("", said, rows, stacked([bars, whiskers, dots], 300))
+    description = f"Final accuracy by {what} and defense: {', '.join(ends)}."
+    return Panel("", description, rows, stack([bars, whiskers, dots], 300))
 
 
 def _rejections(groups: Sequence[Group]) -> Figure:
@@ -171,30 +173,30 @@ def _heat_maps(paper: Paper) -> Figure:
     attacked, clean = views(paper.attacked), views(paper.clean)
     attack = " or ".join(dict.fromkeys(under(group.attack) for group in paper.attacked))
     tested_once = [view for view in attacked if view.key == "accuracy"]
-    asked = [
+    panel_rows = [
         (f"Final accuracy {attack}", _cells(attacked, None)),
         ("Final accuracy without an attack", _cells(clean, None)),
         (f"Malicious updates rejected {attack}", _cells(tested_once, "malicious_rejected")),
         (f"Honest updates rejected {attack}", _cells(tested_once, "honest_rejected")),
     ]
-    panels = tuple(_heat_map(title, rows) for title, rows in asked if rows)
+    panels = tuple(_heat_map(title, rows) for title, rows in panel_rows if rows)
     caption = "Every cell is the mean over seeds."
     return Figure("grid", "Every defense on every dataset", caption, panels, 360, min(2, len(panels) or 1))
 
 
-def _cells(seen: Sequence[View], key: str | None) -> list[Row]:
+def _cells(shown: Sequence[View], key: str | None) -> list[Row]:
     """One number of the summaries; without a key the final accuracy, whichever way it was tested."""
     rows = []
-    for view in seen:
+    for view in shown:
         for group in view.groups:
             values = [summary.get(key or view.final) for summary in group.summaries]
-            found = [value for value in values if value is not None]
+            known = [value for value in values if value is not None]
             title = view.dataset if key else view.title
             row = {"dataset": title, "defense": group.defense}
-            rows += [row | {"share": round(fmean(found), 5)}] if found else []
+            rows += [row | {"share": round(fmean(known), 5)}] if known else []
     return rows
 
 
 def _heat_map(title: str, rows: list[Row]) -> Panel:
-    said = "; ".join(f"{row['defense']} on {row['dataset']} {row['share']:.1%}" for row in rows)
-    return heat_map(title, f"{title}: {said}.", rows, "dataset", DEFENSES)
+    description = "; ".join(f"{row['defense']} on {row['dataset']} {row['share']:.1%}" for row in rows)
+    return heat_map(title, f"{title}: {description}.", rows, "dataset", DEFENSES)

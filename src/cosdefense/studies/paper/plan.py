@@ -134,7 +134,7 @@ def plan(
     return planned
 
 
-def published(run: RunRecord) -> RunRecord:
+def compact_run(run: RunRecord) -> RunRecord:
     """What is kept of a run."""
     return compact(run, whole_rounds=run.experiment in WHOLE)
 

@@ -20,11 +20,11 @@ def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str, drift: 
     """
     paper = select_paper_runs(runs, drift)
     tables = make_paper_tables(paper)
-    written = write_tables(out, tables_to_markdown(tables, title))
+    tables_path = write_tables(out, tables_to_markdown(tables, title))
     with drawing_libraries():
         from .figures import draw_paper_figures
         from .page import render_paper_page
     figures = draw_paper_figures(paper)
     page = render_paper_page(runs, paper, tables, figures, title)
-    shown = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
-    return write_files(out, shown, page, written)
+    selected = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
+    return write_files(out, selected, page, tables_path)

@@ -1,4 +1,4 @@
-"""The reproduced paper in words and numbers: what it printed beside what came out, and what it left unsaid."""
+"""The reproduced paper in words and numbers: what it printed beside our results, and what it does not print."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ TITLE = "Secure Federated Learning against Model Poisoning Attacks via Client Fi
 def make_paper_tables(paper: Paper) -> dict[str, Table]:
     """Every table that has rows, by name."""
     tables = [
-        _accuracies(paper),
-        _detection(paper),
-        _clean(paper),
-        _varied("attackers", "Figure 4 in numbers: how many attack", paper.attackers, "Attackers", ".0%"),
-        _varied("skew", "Figure 6 in numbers: how different the clients are", paper.skew, "q", ".3g"),
-        _layers(paper),
-        _traces(paper),
+        _make_table3(paper),
+        _make_detection(paper),
+        _make_clean(paper),
+        _make_varied("attackers", "Figure 4 in numbers: how many attack", paper.attackers, "Attackers", ".0%"),
+        _make_varied("skew", "Figure 6 in numbers: how different the clients are", paper.skew, "q", ".3g"),
+        _make_layers(paper),
+        _make_traces(paper),
     ]
     return {table.name: table.compact() for table in tables if table.rows}
 
 
 def describe_paper(paper: Paper) -> str:
-    """A paragraph for somebody who reads nothing else."""
+    """The results in one paragraph."""
     headers = [*(run.header for run in paper.runs), *(run.header for run in paper.drift)]
     known = sorted({seed for header in headers if isinstance(seed := header.get("seed"), int)})
     devices = ", ".join(dict.fromkeys(str(header["device"]) for header in headers if header.get("device")))
@@ -40,8 +40,8 @@ def describe_paper(paper: Paper) -> str:
     sentences += [f"{count(len(headers), 'run')}, {_list('seed', known)}{f', on {devices}' if devices else ''}."]
     unfinished = sum(run.summary is None for run in paper.runs)
     sentences += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
-    sentences += [sentence for view in views(paper.attacked) if (sentence := _outcome(view))]
-    sizes = {_planned(run) for group in paper.attacked for run in group.runs} - {ROUNDS}
+    sentences += [sentence for view in views(paper.attacked) if (sentence := _describe_outcome(view))]
+    sizes = {_planned_rounds(run) for group in paper.attacked for run in group.runs} - {ROUNDS}
     if sizes:
         planned = " or ".join(f"{size:,}" for size in sorted(sizes))
         sentences += [
@@ -50,7 +50,7 @@ def describe_paper(paper: Paper) -> str:
     return " ".join(sentences)
 
 
-def _outcome(view: View) -> str:
+def _describe_outcome(view: View) -> str:
     """How CosDefense ended on one dataset, and what the paper says."""
     for group in view.groups:
         end = spread(summary.get(view.final) for summary in group.summaries)
@@ -60,9 +60,9 @@ def _outcome(view: View) -> str:
     return ""
 
 
-def _accuracies(paper: Paper) -> Table:
+def _make_table3(paper: Paper) -> Table:
     """Table 3, ours beside the paper's."""
-    found = views(paper.attacked)
+    all_views = views(paper.attacked)
     rows = [
         (
             view.title,
@@ -74,18 +74,18 @@ def _accuracies(paper: Paper) -> Table:
             NOTHING if view.key != "accuracy" else _over_seeds(group, "worst_class"),
             _seeds(group),
         )
-        for view in found
+        for view in all_views
         for group in view.groups
     ]
     accuracies = ("Final accuracy", _tail(paper.attacked), "Before the attack", "Worst class")
     headings = ("Dataset", "Defense", "Paper", *accuracies, "Seeds")
     note = "Accuracy on held-out data under attack. Final: in the last round, which is what the paper prints. "
     note += f"{_tail(paper.attacked)}: the mean of all evaluations in them. "
-    note += "Before the attack: the last evaluation in peace. "
+    note += "Before the attack: the last evaluation before it starts. "
     if any(row[6] != NOTHING for row in rows):
         note += "Worst class: the lowest share of a class that got its label at the end. "
     note += "".join(text for name, text in VARIANTS.items() if any(row[1] == name for row in rows))
-    if any(view.test for view in found):
+    if any(view.test for view in all_views):
         note += "Running statistics: BatchNorm tested with what it learned; batch statistics: with those of each test "
         note += "batch, as the authors did. "
     return Table("table3", "Table 3: ours beside the paper's", note + DEVIATION, headings, tuple(rows), 2, parts=True)
@@ -99,14 +99,14 @@ VARIANTS = {  # what a reader of the paper would not guess
 DEVIATION = "Mean ± standard deviation over seeds."
 
 
-def _detection(paper: Paper) -> Table:
-    peaceful = {(group.setting, group.defense): group for group in paper.clean}
+def _make_detection(paper: Paper) -> Table:
+    without_attack = {(group.setting, group.defense): group for group in paper.clean}
     rows = []
     for group in paper.attacked:
-        peace = peaceful.get((group.setting, group.defense))
+        clean = without_attack.get((group.setting, group.defense))
         cells = [_over_seeds(group, "malicious_rejected"), _over_seeds(group, "honest_rejected"), area(group)]
         cells += [_over_seeds(group, "clean_honest_rejected")]
-        cells += [_over_seeds(peace, "honest_rejected") if peace else NOTHING]
+        cells += [_over_seeds(clean, "honest_rejected") if clean else NOTHING]
         if any(cell != NOTHING for cell in cells):
             rows.append((group.setting, group.defense, *cells, _seeds(group)))
     rejected = ("Malicious rejected", "Honest rejected", "AUC", "Honest rejected in rounds without attackers")
@@ -119,7 +119,7 @@ def _detection(paper: Paper) -> Table:
     return Table("detection", "Who was rejected", note, headings, tuple(rows), 2, parts=True)
 
 
-def _clean(paper: Paper) -> Table:
+def _make_clean(paper: Paper) -> Table:
     rows = []
     for view in views(paper.clean):
         plain = next((group for group in view.groups if group.defense == "none"), None)
@@ -144,14 +144,14 @@ def _cost(plain: Group | None, group: Group, key: str) -> str:
 
 
 def _by_seed(group: Group, key: str) -> dict[object, float]:
-    found = zip(group.runs, group.summaries, strict=True)
-    return {run.header.get("seed"): end for run, summary in found if (end := summary.get(key)) is not None}
+    pairs = zip(group.runs, group.summaries, strict=True)
+    return {run.header.get("seed"): end for run, summary in pairs if (end := summary.get(key)) is not None}
 
 
-def _varied(name: str, title: str, values: Sequence[tuple[float, Group]], what: str, form: str) -> Table:
+def _make_varied(name: str, title: str, values: Sequence[tuple[float, Group]], what: str, form: str) -> Table:
     keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")
     rows = [
-        (f"{value:{form}}", _named(group), *(_over_seeds(group, key) for key in keys), _seeds(group))
+        (f"{value:{form}}", _label(group), *(_over_seeds(group, key) for key in keys), _seeds(group))
         for value, group in values
     ]
     tail = _tail([group for _, group in values])
@@ -160,7 +160,7 @@ def _varied(name: str, title: str, values: Sequence[tuple[float, Group]], what: 
     return Table(name, title, note, headings, tuple(rows), 2, folded=True)
 
 
-def _layers(paper: Paper) -> Table:
+def _make_layers(paper: Paper) -> Table:
     rows = layer_rows(paper.drift)
     iterations = sorted({row["iteration"] for row in rows})
     first, last = (iterations[0], iterations[-1]) if iterations else (0, 0)
@@ -180,7 +180,7 @@ def _layers(paper: Paper) -> Table:
     )
 
 
-def _traces(paper: Paper) -> Table:
+def _make_traces(paper: Paper) -> Table:
     starts = {start for group in paper.scores for start in group.attack_starts}
     start = min(starts) if starts else None
     rows = []
@@ -209,7 +209,7 @@ def _over_seeds(group: Group, key: str) -> str:
     return spread(summary.get(key) for summary in group.summaries)
 
 
-def _named(group: Group) -> str:
+def _label(group: Group) -> str:
     return f"{group.defense} ({group.setting})" if group.setting else group.defense
 
 
@@ -218,7 +218,7 @@ def _seeds(group: Group) -> str:
     return seeds(group) + (f" ({unfinished} unfinished)" if unfinished else "")
 
 
-def _planned(run: RunRecord) -> int:
+def _planned_rounds(run: RunRecord) -> int:
     """How many rounds the run was to have."""
     planned = read_setting(run.header, "experiment", "training", "rounds")
     return planned if isinstance(planned, int) else run.n_rounds
@@ -226,7 +226,7 @@ def _planned(run: RunRecord) -> int:
 
 def _tail(groups: Sequence[Group]) -> str:
     """What the last tenth is called where all runs are of one length."""
-    lengths = {_planned(run) for group in groups for run in group.runs}
+    lengths = {_planned_rounds(run) for group in groups for run in group.runs}
     return f"Last {math.ceil(lengths.pop() / 10):,} rounds" if len(lengths) == 1 else "Last tenth"
 
 

@@ -34,7 +34,7 @@ PRINTED = {  # table 3: final accuracy under attack, as printed
 class View:
     """The groups of one dataset under one way of testing."""
 
-    dataset: str  # with what tells it from others of the same name
+    dataset: str  # with the settings that distinguish it from others of the same name
     groups: tuple[Group, ...]
     test: str = ""  # how BatchNorm was tested, where that was done in two ways
     key: str = "accuracy"  # of a round
@@ -75,7 +75,7 @@ class Paper:
             if name == "paper-cifar-10":
                 mine += [replace(group, defense=COUNTED) for group in self.of(COUNTERS)]
             named = [replace(group, setting=", ".join(filter(None, (dataset, group.setting)))) for group in mine]
-            groups += sorted(named, key=_place)
+            groups += sorted(named, key=_rank)
         return groups
 
     @cached_property
@@ -86,27 +86,27 @@ class Paper:
     @cached_property
     def attackers(self) -> list[tuple[float, Group]]:
         """Figure 4, by the share of malicious clients."""
-        return self._varied(ATTACKERS, "data", "malicious")
+        return self._groups_by(ATTACKERS, "data", "malicious")
 
     @cached_property
     def skew(self) -> list[tuple[float, Group]]:
         """Figure 6, by how much the clients' data differ."""
-        return self._varied(SKEW, "data", "partition", "q")
+        return self._groups_by(SKEW, "data", "partition", "q")
 
     def of(self, name: str) -> list[Group]:
         """The groups of one experiment; their setting is empty unless it was run in several ways."""
         return group_runs([run for run in self.runs if run.experiment == name])
 
-    def _varied(self, prefix: str, *path: str) -> list[tuple[float, Group]]:
+    def _groups_by(self, prefix: str, *path: str) -> list[tuple[float, Group]]:
         """Groups by the value of a setting; that of table 3 comes from table 3's own runs."""
         names = dict.fromkeys(run.experiment for run in self.runs if run.experiment.startswith(prefix))
         own = [group for name in names for group in self.of(name) if group.attack != "none"]
         defenses, sizes = {group.defense for group in own}, [_size(group) for group in own]
         shared = [group for group in self.of("paper-mnist") if group.attack != "none" and group.defense in defenses]
-        found = [*own, *(group for group in shared if _size(group) in sizes)]
-        values = [(read_setting(group.runs[0].header, "experiment", *path), group) for group in found]
+        groups = [*own, *(group for group in shared if _size(group) in sizes)]
+        values = [(read_setting(group.runs[0].header, "experiment", *path), group) for group in groups]
         known = [(float(value), group) for value, group in values if isinstance(value, int | float)]
-        return sorted(known, key=lambda pair: (pair[0], _place(pair[1])))
+        return sorted(known, key=lambda pair: (pair[0], _rank(pair[1])))
 
 
 def select_paper_runs(runs: Sequence[RunRecord], drift: Sequence[DriftRun] = ()) -> Paper:
@@ -121,26 +121,26 @@ def select_paper_runs(runs: Sequence[RunRecord], drift: Sequence[DriftRun] = ())
 
 def views(groups: Sequence[Group]) -> list[View]:
     """Each dataset once, or twice where BatchNorm was tested in two ways."""
-    found = []
+    result = []
     for dataset in dict.fromkeys(group.setting for group in groups):
         mine = tuple(group for group in groups if group.setting == dataset)
         key = "batch_statistics_accuracy"
         other = tuple(group for group in mine if any(s.get(key) is not None for s in group.summaries))
-        found.append(View(dataset, mine, "running statistics" if other else ""))
+        result.append(View(dataset, mine, "running statistics" if other else ""))
         if other:
-            found.append(View(dataset, other, "batch statistics", key, key, "batch_statistics_tail"))
-    return found
+            result.append(View(dataset, other, "batch statistics", key, key, "batch_statistics_tail"))
+    return result
 
 
 def before_attack(run: RunRecord, key: str = "accuracy") -> float | None:
     """What was measured last before the attack began."""
     start = read_setting(run.header, "experiment", "schedule", "attack_start")
-    found = [getattr(record, key) for record in run.rounds if start and record.round < start]
-    known: list[float] = [value for value in found if value is not None]
+    values = [getattr(record, key) for record in run.rounds if start and record.round < start]
+    known: list[float] = [value for value in values if value is not None]
     return known[-1] if known else None
 
 
-def _place(group: Group) -> tuple[Any, ...]:
+def _rank(group: Group) -> tuple[Any, ...]:
     """Defenses in the paper's order, then others; the attacked runs first."""
     known = DEFENSES.index(group.defense) if group.defense in DEFENSES else len(DEFENSES)
     return group.setting, group.attack == "none", known, group.defense
