@@ -60,7 +60,7 @@ def test_defenses_keep_the_order_in_which_they_were_given() -> None:
     assert color["legend"] is None  # the page has its own, which wraps
 
 
-def test_twenty_defenses_can_be_told_apart() -> None:
+def test_twenty_defenses_can_be_distinguished() -> None:
     runs = [make_run(f"defense {number}", rounds=4) for number in range(20)]
     legend = figures(runs)["accuracy"].legend
     assert len({(entry.color, entry.dash) for entry in legend}) == 20
@@ -138,7 +138,7 @@ def test_scores_are_binned_without_losing_any() -> None:
 
 @pytest.mark.parametrize("largest", [0.0, 1e6])
 def test_rounds_in_which_every_score_is_zero(largest: float) -> None:
-    """Krum told of too many attackers has no neighbours to sum: scores of zero, which no logarithm takes."""
+    """Krum with a guess of too many attackers has no neighbors to sum: scores of zero, which no logarithm takes."""
     run = make_run(rounds=100)
     rounds = tuple(
         replace(record, scores={"krum": (0.0 if record.round < 50 else largest,) * len(record.clients)})
@@ -190,7 +190,7 @@ def test_the_grid_holds_the_mean_of_every_pair() -> None:
         assert row["share"] == pytest.approx(fmean(rates), abs=1e-5)
 
 
-def test_many_runs_are_told_by_heat_maps_and_the_first_panels() -> None:
+def test_many_runs_are_shown_by_heat_maps_and_the_first_panels() -> None:
     attacks = tuple(f"attack {number}" for number in range(10))
     drawn = figures([make_run(attack=attack, rounds=70) for attack in attacks])
     assert len(drawn["scores"].panels) == 10

@@ -35,7 +35,7 @@ def test_seeds_of_one_experiment_are_one_group() -> None:
     assert settings([make_run(seed=seed, rounds=4) for seed in range(3)]) == [("", 3)]
 
 
-def test_experiments_are_told_apart_by_name_and_by_what_differs() -> None:
+def test_experiments_are_distinguished_by_name_and_by_what_differs() -> None:
     runs = [make_run(seed=seed, rounds=4) for seed in range(2)]
     assert settings([*runs, changed(runs[0], name="other")]) == [("synthetic", 2), ("other", 1)]
     longer = make_run(rounds=5)

@@ -201,7 +201,7 @@ def test_settings_and_versions_stand_on_the_page(text: str) -> None:
         assert [f"{number}", f"label = {defense}, name = {defense}"] in rows
 
 
-def test_different_experiments_are_told_apart() -> None:
+def test_different_experiments_are_distinguished() -> None:
     runs = [*make_runs(seeds=2, rounds=2), make_run(rounds=3)]
     long, longer = experiments(runs)
     assert (long["seeds"], longer["seeds"]) == ([0, 1], [0])
@@ -250,16 +250,16 @@ def test_without_a_library_the_error_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_a_large_grid_is_told_by_its_worst_cases_and_its_table_is_folded() -> None:
+def test_a_large_grid_is_described_by_its_worst_cases_and_its_table_is_folded() -> None:
     attacks = tuple(f"attack {number}" for number in range(7))
     runs = make_runs(attacks=attacks, rounds=100)
     worst = {
         defense: min(final_accuracy(run.rounds) or 0.0 for run in runs if run.label == defense) for defense in DEFENSES
     }
     best, last = max(worst, key=lambda name: worst[name]), min(worst, key=lambda name: worst[name])
-    told = describe_results(group_runs(runs))
-    assert f"In its worst case {best} ended at {worst[best]:.1%} accuracy (under attack" in told
-    assert f"Lowest was {last}, at {worst[last]:.1%}" in told
+    text = describe_results(group_runs(runs))
+    assert f"In its worst case {best} ended at {worst[best]:.1%} accuracy (under attack" in text
+    assert f"Lowest was {last}, at {worst[last]:.1%}" in text
     page = Page(render_report(runs, draw_figures(runs), "large"))
     assert any(tag == "details" for tag, _ in page.elements)
     few = make_runs(attacks=attacks[:2], rounds=100)

@@ -1,12 +1,12 @@
-"""The arena: which runs it takes, who is told what, and the command from first run to published page."""
+"""The arena: which runs it takes, which parts get the true share, and the command from first run to published page."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ def experiments(*datasets: str, attackers: tuple[float, ...] = (0.3,), **choice:
 
 
 def pairs(**choice: Any) -> list[tuple[str, str]]:
-    found = [(e.attacks[0].label, e.defenses[0].label) for e in experiments(n_seeds=1, **choice)]
-    assert len(found) == len(set(found))
-    return found
+    labels = [(e.attacks[0].label, e.defenses[0].label) for e in experiments(n_seeds=1, **choice)]
+    assert len(labels) == len(set(labels))
+    return labels
 
 
 def field(dataset: str) -> dict[str, Any]:
@@ -45,15 +45,19 @@ def labels(table: dict[str, Any], kind: str) -> list[str]:
 
 def test_every_defense_meets_every_attack_once_per_seed() -> None:
     table = field("digits")
-    able = [label for label in labels(table, "defenses") if label != "Bulyan"]  # a quarter of liars is too many for it
-    found = {(e.attacks[0].label, e.defenses[0].label, e.seeds) for e in experiments()}
-    assert found == {(a, d, (s,)) for a in labels(table, "attacks") for d in able for s in range(3)}
-    assert len(experiments()) == len(found)
-    folders = {e.folder(Path()) for e in experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1)}
-    assert len(folders) == len(experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1))
+    able = [label for label in labels(table, "defenses") if label != "Bulyan"]  # it tolerates less than a quarter
+    planned = experiments()
+    cells = {(e.attacks[0].label, e.defenses[0].label, e.seeds) for e in planned}
+    assert cells == {(a, d, (s,)) for a in labels(table, "attacks") for d in able for s in range(3)}
+    assert len(planned) == len(cells)
 
 
-def test_all_fields_have_the_same_fighters() -> None:
+def test_every_run_has_its_own_folder() -> None:
+    planned = experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1, defenses=["none", "Krum", "Factions"])
+    assert len({experiment.folder(Path()) for experiment in planned}) == len(planned)
+
+
+def test_all_datasets_have_the_same_attacks_and_defenses() -> None:
     assert {path.stem for path in experiments_folder("arena").glob("*.toml")} == set(FIELDS)
     first = field(FIELDS[0])
     for dataset in FIELDS[1:]:
@@ -62,7 +66,7 @@ def test_all_fields_have_the_same_fighters() -> None:
 
 
 @pytest.mark.parametrize("dataset", FIELDS)
-def test_the_rules_are_the_same_on_every_field(dataset: str) -> None:
+def test_the_settings_are_the_same_on_every_dataset(dataset: str) -> None:
     for experiment in experiments(dataset, n_seeds=1):
         data, training, schedule = experiment.data, experiment.training, experiment.schedule
         assert (data.dataset, data.clients, data.malicious, data.trusted) == (dataset, 100, 0.3, 100)
@@ -90,7 +94,7 @@ def test_the_order_of_the_arguments_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_who_takes_a_guess_is_told_the_truth(share: float) -> None:
+def test_parts_that_take_a_guess_get_the_true_share(share: float) -> None:
     defenses: dict[str, Defense] = {}
     attacks: dict[str, Attack] = {}
     for experiment in experiments(attackers=(share,), n_seeds=1):
@@ -115,7 +119,7 @@ def test_who_takes_a_guess_is_told_the_truth(share: float) -> None:
         (0.6, dict.fromkeys(("LMP Krum", "Krum", "Multi-Krum", "trimmed mean", "Bulyan"), "got 0.6")),
     ],
 )
-def test_who_cannot_work_is_left_out_and_named(share: float, absent: dict[str, str]) -> None:
+def test_a_rule_that_cannot_work_is_left_out_and_named(share: float, absent: dict[str, str]) -> None:
     planned = plan(["digits"], [share], Choice(n_seeds=1))
     assert len(planned.left_out) == len(absent)
     for text, (label, why) in zip(planned.left_out, absent.items(), strict=True):
@@ -126,7 +130,7 @@ def test_who_cannot_work_is_left_out_and_named(share: float, absent: dict[str, s
     assert plan(["digits"], [share], Choice(defenses=["median"], attacks=["ALIE"])).left_out == ()
 
 
-def test_some_can_be_chosen_by_label_or_name_and_the_yardstick_always_comes_along() -> None:
+def test_a_choice_by_label_or_name_always_includes_the_reference() -> None:
     assert pairs(defenses=["median", "CosDefense"], attacks=["ALIE"]) == [
         ("none", "none"), ("ALIE", "median"), ("ALIE", "CosDefense"),
     ]  # fmt: skip
@@ -175,23 +179,23 @@ def test_an_unknown_dataset_is_named() -> None:
 TINY = ("--defenses", "none,median", "--attacks", "none,sign-flip", "--rounds", "4", "--seeds", "1")
 
 
-def command(*arguments: str, cwd: Path, without: str = "") -> subprocess.CompletedProcess[str]:
-    """`cosdefense arena …`; on a machine that lacks a library."""
-    start = ["-m", "cosdefense"]
-    if without:
-        start = ["-c", f"import sys; sys.modules[{without!r}] = None; from cosdefense.cli import main; main()"]
-    return subprocess.run(
-        [sys.executable, *start, "arena", *arguments],
-        cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+@contextmanager
+def no_drawing_library() -> Iterator[None]:
+    """As if altair were not installed: modules that were imported with it are imported again."""
+    drawing = (".figure", ".figures", ".chart_elements", ".curves", ".heatmaps", ".page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "altair", None)
+        for name in [name for name in sys.modules if name.startswith("cosdefense.") and name.endswith(drawing)]:
+            patch.delitem(sys.modules, name)
+        yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where an arena of two defenses and two attacks was run by one process."""
     folder = tmp_path_factory.mktemp("arena")
-    done = command(*TINY, cwd=folder, without="altair")
+    with no_drawing_library():
+        done = called("arena", *TINY, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "note: nothing was drawn, because a report needs altair" in done.stderr
     assert "| No oracle | median | nothing | sign flip × 5 |" in done.stdout
@@ -199,11 +203,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_what_is_done_is_not_repeated_and_drawn_where_that_is_possible(folder: Path) -> None:
+def test_finished_runs_are_not_repeated_and_drawn_where_that_is_possible(folder: Path) -> None:
     records = {path: path.read_bytes() for path in folder.rglob("records.jsonl")}
     assert len(records) == 4
-    again = command(*TINY, cwd=folder)
+    again = called("arena", *TINY, cwd=folder)
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("finished earlier") == 4
     assert {path: path.read_bytes() for path in records} == records
@@ -215,7 +218,7 @@ def test_what_is_done_is_not_repeated_and_drawn_where_that_is_possible(folder: P
 
 @pytest.mark.slow
 def test_several_processes_do_the_same(folder: Path, tmp_path: Path) -> None:
-    done = command(*TINY, "--jobs", "2", "--json", cwd=tmp_path)
+    done = called("arena", *TINY, "--jobs", "2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout)
     assert set(written) == {"page", "figures", "tables"}
@@ -225,15 +228,14 @@ def test_several_processes_do_the_same(folder: Path, tmp_path: Path) -> None:
         assert summaries[0]["tail_accuracy"] == summaries[1]["tail_accuracy"]
 
 
-@pytest.mark.slow
 def test_published_records_give_the_same_tables(folder: Path, tmp_path: Path) -> None:
-    done = command(*TINY, "--draw", "--publish", str(tmp_path / "first"), cwd=folder)
+    done = called("arena", *TINY, "--draw", "--publish", str(tmp_path / "first"), cwd=folder)
     assert done.returncode == 0, done.stderr
     kept = list(read_pack(tmp_path / "first" / PACK))
     assert [[record.round for record in run.rounds] for run in kept] == [[0, 1, 2, 3]] * 4  # every evaluation
     assert all(record.accuracy is not None and record.loss is not None for run in kept for record in run.rounds)
     places = ("--out", str(tmp_path / "first"), "--publish", str(tmp_path / "again"))
-    again = command(*TINY, "--draw", *places, cwd=tmp_path)
+    again = called("arena", *TINY, "--draw", *places, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     for name in ("tables.md", "report.html", PACK):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()

@@ -81,9 +81,9 @@ def test_whom_a_destroyed_model_makes_a_rule_reject_does_not_count() -> None:
 
 def test_exactly_half_is_not_survival() -> None:
     runs = [*pair("plain", "none", (0.8, 0.8)), *pair("Krum", "none", (0.8, 0.8), honest_rejected=0.5)]
-    for end, told in ((0.4, "–"), (0.41, "70.0%")):
+    for end, cell in ((0.4, "–"), (0.41, "70.0%")):
         attacked = pair("Krum", "ipm", (end, end), honest_rejected=0.7)
-        assert ranking_of([*runs, *attacked])["Krum"].get("Honest rejected, attacked", "–") == told
+        assert ranking_of([*runs, *attacked])["Krum"].get("Honest rejected, attacked", "–") == cell
 
 
 def test_backdoors_and_milliseconds() -> None:
@@ -106,11 +106,11 @@ def test_accuracies_by_attack() -> None:
 
 
 def test_the_words_name_the_best_without_an_oracle() -> None:
-    told = describe_arena(list_settings(arena_runs()))
-    assert told.startswith("50 runs. On MNIST, 30% attackers, plain averaging without an attack reaches 92.0%.")
-    assert "median has the best worst case: it loses 50.0 points, under ipm." in told
-    assert "Under attackers that adapt to it, median loses least: 62.0 points." in told
-    assert "FLTrust" not in told
+    text = describe_arena(list_settings(arena_runs()))
+    assert text.startswith("50 runs. On MNIST, 30% attackers, plain averaging without an attack reaches 92.0%.")
+    assert "median has the best worst case: it loses 50.0 points, under ipm." in text
+    assert "Under attackers that adapt to it, median loses least: 62.0 points." in text
+    assert "FLTrust" not in text
 
 
 def test_who_met_fewer_attacks_is_not_called_the_best() -> None:

@@ -63,17 +63,17 @@ def test_the_contract(oracle: type) -> None:
     check_filter(oracle())
 
 
-def test_the_simulator_tells_it(oracle: type) -> None:
-    told: list[tuple[int, ...]] = []
+def test_the_simulator_gives_it_the_malicious_clients(oracle: type) -> None:
+    malicious: list[tuple[int, ...]] = []
 
-    class Listening(oracle):  # type: ignore[misc]
+    class Recording(oracle):  # type: ignore[misc]
         def __call__(self, cohort: Cohort, state: None) -> object:
-            told.append(self.malicious)
+            malicious.append(self.malicious)
             return super().__call__(cohort, state)
 
     world = digits_world()
-    list(simulate(world, InnerProduct(), Defense((Listening(),), Mean()), rounds=1, sampled=10, batch=4, seed=0))
-    assert told == [tuple(world.malicious.nonzero().flatten().tolist())]
+    list(simulate(world, InnerProduct(), Defense((Recording(),), Mean()), rounds=1, sampled=10, batch=4, seed=0))
+    assert malicious == [tuple(world.malicious.nonzero().flatten().tolist())]
 
 
 def test_a_file_reaches_it_by_name(oracle: type) -> None:

@@ -132,8 +132,8 @@ def test_the_cost_of_a_defense_is_taken_seed_by_seed(runs: list[RunRecord], tabl
     assert rows["MNIST", "Krum"]["Cost, final"] == f"{fmean(costs):.1f} ± {stdev(costs):.1f}"
     assert rows["MNIST", "none"]["Cost, final"] == "–"
     uneven = [run for run in runs if (run.label, run.header["seed"]) != ("none", 1)]  # one seed in common
-    told = read(tables_to_markdown(make_paper_tables(select_paper_runs(uneven)), "t"))[title]
-    assert next(row for row in told if row["Defense"] == "Krum")["Cost, final"] == f"{costs[0]:.1f}"
+    rows = read(tables_to_markdown(make_paper_tables(select_paper_runs(uneven)), "t"))[title]
+    assert next(row for row in rows if row["Defense"] == "Krum")["Cost, final"] == f"{costs[0]:.1f}"
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_unfinished_runs_are_shown_and_named() -> None:
 
 
 def test_the_words_say_where_the_runs_fall_short_of_the_paper(runs: list[RunRecord]) -> None:
-    told = describe_paper(select_paper_runs(runs))
+    text = describe_paper(select_paper_runs(runs))
     ends = [last(run.rounds) for run in picked(runs, "paper-mnist", "inner product", "CosDefense")]
-    assert f"On MNIST, CosDefense ended at {percent(ends)} accuracy (the paper: 83.37%)." in told
-    assert "60 rounds where the paper has 1,000" in told
+    assert f"On MNIST, CosDefense ended at {percent(ends)} accuracy (the paper: 83.37%)." in text
+    assert "60 rounds where the paper has 1,000" in text
     header = json.loads(json.dumps(make("paper-mnist", "none", "none", 0).header))
     header["experiment"]["training"]["rounds"] = 1000
     assert "where the paper has" not in describe_paper(select_paper_runs([RunRecord(header, (), None)]))
