@@ -46,6 +46,7 @@ def test_every_published_header_is_an_experiment_of_the_plan(runs: list[RunRecor
 
 
 def test_figure_1_has_its_runs(drift: list[DriftRun]) -> None:
+    assert [from_table(run.header["experiment"]) for run in drift] == list(plan(["figure1"]).drift)
     assert [run.header["seed"] for run in drift] == [0, 1, 2, 3, 4]
     for run in drift:
         assert [measurement.iteration for measurement in run.measurements] == list(range(20, 1001, 20))
@@ -67,11 +68,11 @@ def test_the_page_repeats_the_tables() -> None:
 
 def ends_of(runs: list[RunRecord], name: str, key: str) -> dict[str, list[float]]:
     """Final accuracies under attack, by defense."""
-    found: dict[str, list[float]] = {}
+    ends: dict[str, list[float]] = {}
     for run in runs:
         if run.experiment == name and run.header["attack"] != "none" and run.summary:
-            found.setdefault(run.label, []).append(run.summary[key])
-    return found
+            ends.setdefault(run.label, []).append(run.summary[key])
+    return ends
 
 
 @pytest.mark.parametrize(
