@@ -23,7 +23,7 @@ def test_later_means_are_clipped_to_the_running_average() -> None:
     update, state = NormLimitedMean()(cohort, 2.0)  # 1.2 · 2 = 2.4 of 5
     assert update.tolist() == pytest.approx([3 * 0.48, 4 * 0.48])
     assert state == pytest.approx(0.95 * 2 + 0.05 * 4)  # a norm counts as at most twice the running average
-    update, state = NormLimitedMean(max_ratio=3.0, decay=0.5)(cohort, 4.0)
+    update, state = NormLimitedMean(max_mean_ratio=3.0, decay=0.5)(cohort, 4.0)
     assert update.tolist() == [3, 4]
     assert state == pytest.approx(4.5)
 
@@ -44,8 +44,8 @@ def test_a_round_of_zeros_is_forgotten() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"NormLimitedMean.max_ratio must be positive and finite, got 0"):
-        NormLimitedMean(max_ratio=0.0)
+    with pytest.raises(ValueError, match=r"NormLimitedMean.max_mean_ratio must be positive and finite, got 0"):
+        NormLimitedMean(max_mean_ratio=0.0)
     with pytest.raises(ValueError, match=r"NormLimitedMean.decay must be in \[0, 1\), got 1"):
         NormLimitedMean(decay=1.0)
 

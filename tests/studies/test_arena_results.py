@@ -97,7 +97,10 @@ def test_the_readme_repeats_the_table_of_mnist() -> None:
     assert len(repeated) == 50
     for (attack, defense), figure in repeated.items():
         label = IN_THE_README.get(attack, attack)
-        assert known[defense.removesuffix(", told the truth"), label].replace("%", " %") == figure, (attack, defense)
+        assert known[defense.removesuffix(", given the true share"), label].replace("%", " %") == figure, (
+            attack,
+            defense,
+        )
 
 
 def _cells(text: str, heading: str, column: int) -> dict[tuple[str, str], str]:
