@@ -1,6 +1,7 @@
 # make demo    see it work (about a minute after installation)
-# make test    the whole test suite, and how much of the package it runs
+# make test    the whole test suite
 # make quick   a part of the suite: no long training, no other processes
+# make coverage  the same part, and how much of the package it runs
 # make check   format, lint, types, tests: what CI runs
 # make bench   measure beside byzfl and Flower (minutes; leave the computer alone meanwhile)
 # make format  let ruff rewrite the code
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test quick check lint bench format clean
+.PHONY: demo test quick coverage check lint bench format clean
 
 demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
@@ -16,11 +17,15 @@ demo: .venv/.installed
 # tests/conftest.py sorts the files: those with long tests first, so that they do not come last and alone.
 # Three processes for two cores, because many tests wait for others: for servers, deadlines, killed processes.
 test: .venv/.developing
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=15
-	@echo "Tests that are not slow run $$($(BIN)/python -m coverage report --format=total) % of the package's lines."
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15
 
 quick: .venv/.developing
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not federation"
+
+# Apart from the others, because tracing lines takes half as long again as running them.
+coverage: .venv/.developing
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not federation" --cov --cov-report=
+	@echo "make quick runs $$($(BIN)/python -m coverage report --format=total) % of the package's lines."
 
 lint: .venv/.developing
 	$(BIN)/python -m ruff format --check .

@@ -45,15 +45,10 @@ def real_data() -> Path:
     return Path(os.environ["COSDEFENSE_DATA"])
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files with long tests first: spread over processes, they would otherwise come last and alone.
-
-    Coverage is measured without them: tracing lines takes half as long again as what is traced.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with long tests first: spread over processes, they would otherwise come last and alone."""
     ranks: dict[Path, int] = {}
     for item in items:
         rank = 0 if item.get_closest_marker("federation") else 1 if item.get_closest_marker("slow") else 2
         ranks[item.path] = min(rank, ranks.get(item.path, rank))
-        if rank == 1 and config.pluginmanager.hasplugin("_cov"):
-            item.add_marker("no_cover")
     items.sort(key=lambda item: ranks[item.path])
