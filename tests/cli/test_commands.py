@@ -73,7 +73,7 @@ def test_run_then_run_again_then_report(folder: Path) -> None:
     again = cosdefense_("run", "tiny.toml", cwd=folder)
     assert again.stdout == first.stdout
     assert again.stderr.count("finished earlier") == 2
-    reported = cosdefense_("report", "runs/tiny", cwd=folder)
+    reported = called("report", "runs/tiny", cwd=folder)
     assert reported.returncode == 0, reported.stderr
     assert (folder / "runs" / "tiny" / "report.html").stat().st_size > 100_000
     assert (folder / "runs" / "tiny" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
@@ -81,7 +81,7 @@ def test_run_then_run_again_then_report(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_json_for_machines(folder: Path) -> None:
-    done = cosdefense_("run", "tiny.toml", "--set", "training.rounds=2", "--json", cwd=folder)
+    done = called("run", "tiny.toml", "--set", "training.rounds=2", "--json", cwd=folder)
     runs = json.loads(done.stdout)["runs"]
     assert [run["defense"] for run in runs] == ["fedavg", "median"]
     assert 0 <= runs[0]["summary"]["final_accuracy"] <= 1
@@ -104,9 +104,9 @@ def test_list_shows_options(folder: Path) -> None:
     assert "resnet18" in shown
 
 
-@pytest.mark.slow
-def test_data_where(folder: Path) -> None:
-    found = json.loads(cosdefense_("data", "where", "--json", cwd=folder, COSDEFENSE_DATA=str(folder)).stdout)
+def test_data_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSDEFENSE_DATA", str(folder))
+    found = json.loads(called("data", "where", "--json", cwd=folder).stdout)
     assert set(found) == {"digits", "mnist", "fashion-mnist", "cifar-10"}
     assert found["digits"]
 
@@ -160,18 +160,19 @@ def test_labels_and_paths_with_brackets(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_report_of_one_file_and_of_an_unfinished_run(folder: Path) -> None:
-    cosdefense_("run", "tiny.toml", "--set", "training.rounds=3", "--set", "name=part", cwd=folder)
+    called("run", "tiny.toml", "--set", "training.rounds=3", "--set", "name=part", cwd=folder)
     records = sorted((folder / "runs" / "part").rglob("records.jsonl"))[0]
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))  # as if it were still running
-    done = cosdefense_("report", str(records), "--json", cwd=folder)
+    done = called("report", str(records), "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert Path(json.loads(done.stdout)["page"]) == records.parent / "report.html"
 
 
 @pytest.mark.slow
-def test_the_records_say_where_they_come_from(folder: Path) -> None:
+def test_the_records_say_where_they_come_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSDEFENSE_COMMIT", "0123456789ab with changes")
     settings = ["--set", "training.rounds=1", "--set", "name=its-origin"]
-    done = cosdefense_("run", "tiny.toml", *settings, cwd=folder, COSDEFENSE_COMMIT="0123456789ab with changes")
+    done = called("run", "tiny.toml", *settings, cwd=folder)
     assert done.returncode == 0, done.stderr
     headers = [
         json.loads(path.read_text().splitlines()[0]) for path in (folder / "runs" / "its-origin").rglob("*.jsonl")
@@ -203,6 +204,6 @@ def test_ctrl_c_and_a_time_limit_leave_a_resumable_run_and_say_so(folder: Path, 
     assert (records.parent / "checkpoint.safetensors").exists()
     lines = len(records.read_bytes().splitlines())
     assert 20 < lines < 500
-    done = cosdefense_("run", "tiny.toml", *settings, "--json", cwd=folder)
+    done = called("run", "tiny.toml", *settings, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert len(records.read_bytes().splitlines()) == 502

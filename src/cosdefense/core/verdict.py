@@ -67,14 +67,15 @@ class Judged:
 
     def verdict(self, update: Float[Tensor, " d"] | None = None) -> Verdict:
         """The verdict, given the combined update. None: another program combines, and the update is zero here."""
-        still = torch.zeros_like(self.received.params)
         weights = scatter_rows(self.remaining.weights, self.rows, len(self.received), fill=0.0)
-        if self.skipped is not None or update is None:
-            return Verdict(still, weights, self.evidence, self.skipped, self.points)
-        update = _keep_variances_positive(update, self.received)
-        if not stays_finite(self.received.params, update):
-            return Verdict(still, weights, self.evidence, "the combined update is not finite", self.points)
-        return Verdict(update, weights, self.evidence, None, self.points)
+        skipped = self.skipped
+        if skipped is None and update is not None:
+            update = _keep_variances_positive(update, self.received)
+            if not stays_finite(self.received.params, update):
+                skipped = "the combined update is not finite"
+        if skipped is not None or update is None:
+            update = torch.zeros_like(self.received.params)
+        return Verdict(update, weights, self.evidence, skipped, self.points)
 
 
 def scatter_rows(values: Float[Tensor, "m *k"], rows: Int[Tensor, " m"], n: int, fill: float) -> Float[Tensor, "n *k"]:
