@@ -7,7 +7,6 @@ import random
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,13 +185,15 @@ class Defended(Strategy):
         return checked
 
     def _build_cohort(self, converter: ReplyConverter, replies: Sequence[ValidReply], server_round: int) -> Cohort:
-        rows = converter.to_updates(replies)
-        cohort = Cohort.of(
-            rows, converter.params, converter.layout, torch.tensor([to_signed(reply.node) for reply in replies]),
-            seed=derive(self.seed, "defense", server_round), trusted_data=self.trusted_data,
-        )  # fmt: skip
-        weights = torch.tensor([self._get_weight(reply) for reply in replies], dtype=rows.dtype)
-        return replace(cohort, weights=weights)
+        return Cohort.of(
+            converter.to_updates(replies),
+            converter.params,
+            converter.layout,
+            torch.tensor([to_signed(reply.node) for reply in replies]),
+            weights=torch.tensor([self._get_weight(reply) for reply in replies], dtype=torch.float64),
+            seed=derive(self.seed, "defense", server_round),
+            trusted_data=self.trusted_data,
+        )
 
     def _get_weight(self, reply: ValidReply) -> float:
         return min(reply.examples, float(self.max_examples)) if self.weigh_by_examples else 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill
 
 NOTHING = "–"
 
@@ -35,17 +36,21 @@ class Table:
         """Under a heading of the second level."""
         marks = ["---"] * self.n_words + ["---:"] * (len(self.headings) - self.n_words)
         lines = [_line(self.headings), _line(marks), *map(_line, self.rows)]
-        return "\n".join([f"## {_inert(self.title)}", "", _inert(self.note), "", *lines, ""])
+        return "\n".join([f"## {_inert(self.title)}", "", _paragraph(self.note), "", *lines, ""])
 
 
 def tables_to_markdown(tables: Mapping[str, Table], title: str, words: str = "") -> str:
     """All tables, for documents, under a title and a paragraph where there is one."""
-    opening = [f"# {title}", "", *([_inert(words), ""] if words else [])]
+    opening = [f"# {title}", "", *([_paragraph(words), ""] if words else [])]
     return "\n".join([*opening, *(table.markdown() for table in tables.values())])
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(_inert, cells))} |"
+
+
+def _paragraph(text: str) -> str:
+    return fill(_inert(text), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _inert(text: str) -> str:

@@ -43,8 +43,8 @@ def simulate_cell(
     )  # fmt: skip
     for round_ in rounds:
         record = record_of(round_)
-        if _is_with_evaluation(round_.number, cell):
-            record = _with_evaluation(record, round_, cell, world, test)
+        if _should_evaluate(round_.number, cell):
+            record = _evaluate(record, round_, cell, world, test)
         yield record, round_.after
 
 
@@ -134,7 +134,7 @@ class Recorder:
             self._saved, self._saved_at = self._last, time.monotonic()
 
 
-def _with_evaluation(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
+def _evaluate(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
     (attack,), profiler = cell.attacks, Profiler(world.labels.device)
     with profiler.measure("evaluate"):
         result = evaluate(
@@ -170,7 +170,7 @@ def record_of(round_: Round) -> RoundRecord:
     )
 
 
-def _is_with_evaluation(number: int, cell: Experiment) -> bool:
+def _should_evaluate(number: int, cell: Experiment) -> bool:
     last, before_attack = cell.training.rounds - 1, cell.schedule.attack_start - 1
     return (number + 1) % cell.training.evaluate_every == 0 or number in (last, before_attack)
 
