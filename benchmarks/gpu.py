@@ -27,7 +27,8 @@ from cosdefense.core import generator
 from cosdefense.data import load as load_data
 from cosdefense.data.datasets import Dataset
 from cosdefense.runs.device import choose_device, reproducible
-from cosdefense.runs.experiment import Experiment, load
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import load
 from cosdefense.runs.prepare import build_model, build_world
 from cosdefense.runs.single_run import simulate_cell
 from cosdefense.simulation.world import World

@@ -16,8 +16,9 @@ from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS
 from cosdefense.core import State, pack, unpack
 from cosdefense.data import load
 from cosdefense.runs.device import choose_device, reproducible
-from cosdefense.runs.experiment import Experiment, from_table
-from cosdefense.runs.experiment import load as load_experiment
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import from_table
+from cosdefense.runs.experiment_file import load as load_experiment
 from cosdefense.runs.prepare import build_world
 from cosdefense.simulation.loop import Round, Snapshot, simulate
 from cosdefense.simulation.world import World

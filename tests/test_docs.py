@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from cosdefense.cli import app
-from cosdefense.runs.experiment import load
+from cosdefense.runs.experiment_file import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -23,7 +23,8 @@ from cosdefense.catalog.registry import PRESETS, build_attack, describe
 from cosdefense.core import State, pack
 from cosdefense.data import load as load_data
 from cosdefense.ops import cosines
-from cosdefense.runs.experiment import from_table, to_table, to_toml
+from cosdefense.runs.experiment import to_table, to_toml
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.prepare import dry_run
 from cosdefense.simulation.loop import simulate
 from cosdefense.testing.examples import LAYOUT, ExampleTrustedData

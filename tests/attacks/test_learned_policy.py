@@ -19,7 +19,8 @@ from cosdefense.attacks.learned_policy import ReversedOwnMean
 from cosdefense.attacks.policy_network import ActionRanges, Policy, head_size, observe
 from cosdefense.catalog.options import ConfigError
 from cosdefense.catalog.registry import build_attack, describe
-from cosdefense.runs.experiment import Experiment, from_table, load
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import from_table, load
 from cosdefense.simulation.loop import simulate
 from cosdefense.testing.contract import LAYOUT, check_attack
 from policies import constant_policy, random_policy, save_policy

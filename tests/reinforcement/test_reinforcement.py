@@ -27,7 +27,8 @@ from cosdefense.attacks.policy_network import ActionRanges, Policy
 from cosdefense.data import load
 from cosdefense.data.partition import LabelSkew
 from cosdefense.reinforcement import MissingRLExtra, TrainingInterrupted, TrainingOptions, train_policy
-from cosdefense.runs.experiment import Experiment, from_table
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.simulation.loop import simulate
 from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World

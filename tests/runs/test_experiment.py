@@ -16,7 +16,8 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.catalog.registry import ATTACKS, PRESETS
 from cosdefense.data import load as load_data
 from cosdefense.data.partition import Dirichlet
-from cosdefense.runs.experiment import Experiment, from_table, load, to_table, to_toml
+from cosdefense.runs.experiment import Experiment, to_table, to_toml
+from cosdefense.runs.experiment_file import from_table, load
 from cosdefense.runs.prepare import build_model, dry_run
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from cosdefense.runs import many_runs
 from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.device import n_cores
 from cosdefense.runs.execution import Execution
-from cosdefense.runs.experiment import load
+from cosdefense.runs.experiment_file import load
 from cosdefense.runs.many_runs import run_all
 from cosdefense.runs.observer import Job
 from cosdefense.runs.records import complete_lines
@@ -285,7 +285,7 @@ import sys, torch
 from pathlib import Path
 from cosdefense.runs.device import n_cores
 from cosdefense.runs.execution import Execution
-from cosdefense.runs.experiment import load
+from cosdefense.runs.experiment_file import load
 from cosdefense.runs.many_runs import run_all
 from cosdefense.runs.observer import Job, Observer
 

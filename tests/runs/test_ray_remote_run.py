@@ -12,7 +12,7 @@ from safetensors import safe_open
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data.datasets import load as load_data
 from cosdefense.runs.checkpoint import read_checkpoint
-from cosdefense.runs.experiment import from_table
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.observer import Job, Observer
 from cosdefense.runs.ray.remote_run import RemoteRun
 from cosdefense.runs.ray.transport import Inbox, Upload

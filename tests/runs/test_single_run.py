@@ -26,7 +26,8 @@ from cosdefense.runs.checkpoint import (
     write_checkpoint,
 )
 from cosdefense.runs.device import choose_device
-from cosdefense.runs.experiment import Experiment, from_table, to_table
+from cosdefense.runs.experiment import Experiment, to_table
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.prepare import NeverReached, build_world, dry_run
 from cosdefense.runs.records import RoundRecord, read_run
 from cosdefense.runs.run_folder import ResumedElsewhere, RunInUse, is_finished

@@ -11,7 +11,8 @@ import pytest
 
 from cosdefense.cli.arena import TITLE
 from cosdefense.report.table import tables_to_markdown
-from cosdefense.runs.experiment import Experiment, from_table
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
 from cosdefense.studies.arena.defense_results import list_settings

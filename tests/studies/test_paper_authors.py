@@ -15,7 +15,7 @@ from cosdefense.aggregators import Mean, Median
 from cosdefense.attacks import InnerProduct
 from cosdefense.core.experiment_folder import import_module, reading_from
 from cosdefense.filters import CosDefense
-from cosdefense.runs.experiment import load
+from cosdefense.runs.experiment_file import load
 from cosdefense.simulation.loop import simulate
 from cosdefense.simulation.schedule import Schedule
 from cosdefense.testing.contract import check_filter

@@ -14,7 +14,8 @@ from cosdefense import Layout
 from cosdefense.catalog.options import ConfigError
 from cosdefense.core import generator
 from cosdefense.data import load
-from cosdefense.runs.experiment import Experiment, from_table
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.prepare import build_model, build_world
 from cosdefense.studies.paper.drift import (
     PACK,

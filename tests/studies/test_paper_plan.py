@@ -12,7 +12,8 @@ from cosdefense.attacks import InnerProduct
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data import load as load_data
 from cosdefense.data.partition import LabelSkew
-from cosdefense.runs.experiment import Experiment, from_table
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.packed_records import read_pack, write_pack
 from cosdefense.runs.records import read_run
 from cosdefense.runs.single_run import run

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from cosdefense.report.table import tables_to_markdown
-from cosdefense.runs.experiment import from_table
+from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import RunRecord
 from cosdefense.studies.paper.drift import DriftRun, read_drift

@@ -20,7 +20,8 @@ from cosdefense.core import State
 from cosdefense.data import load as load_data
 from cosdefense.data.datasets import Dataset
 from cosdefense.filters import CosDefense
-from cosdefense.runs.experiment import Experiment, load
+from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment_file import load
 from cosdefense.runs.metrics import summarize
 from cosdefense.runs.prepare import build_model, build_world
 from cosdefense.runs.records import RoundRecord

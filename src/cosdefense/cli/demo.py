@@ -26,7 +26,7 @@ def demo(
     import torch
 
     from ..report import write_report
-    from ..runs.experiment import load
+    from ..runs.experiment_file import load
 
     with resources.as_file(resources.files("cosdefense.cli") / "demo.toml") as path:
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))

@@ -29,7 +29,7 @@ def run(
     """Run every cell of an experiment. What is done is skipped, what was interrupted is resumed."""
     execution = Execution(device, data_dir, parse_jobs(jobs), ray, gpu_share)
 
-    from ..runs.experiment import load
+    from ..runs.experiment_file import load
 
     experiment = load(file, changes or ())
     results.show_runs(execute_experiment(experiment, out, execution), as_json)

@@ -56,7 +56,7 @@ def train_attack(
     from ..data import datasets
     from ..reinforcement import TrainingInterrupted, train_policy
     from ..runs.device import choose_device, reproducible
-    from ..runs.experiment import load
+    from ..runs.experiment_file import load
     from ..runs.memory import keep_freed_memory
     from ..runs.prepare import dry_run
 

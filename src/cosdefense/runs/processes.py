@@ -24,7 +24,8 @@ import torch
 
 from ..data import datasets
 from .device import choose_device
-from .experiment import from_table, to_table
+from .experiment import to_table
+from .experiment_file import from_table
 from .many_runs import make_runs
 from .memory import keep_freed_memory
 from .observer import Job, Observer

@@ -13,7 +13,8 @@ from ...attacks import Attack
 from ...catalog.options import ConfigError, unknown_name_error
 from ...catalog.registry import get
 from ...core import Cohort, Defense, TooFewClients
-from ...runs.experiment import Entry, Experiment, entry_names, from_table, read_table
+from ...runs.experiment import Entry, Experiment
+from ...runs.experiment_file import entry_names, from_table, read_table
 from ...testing.examples import LAYOUT, ExampleTrustedData
 from ..study import experiments_folder
 

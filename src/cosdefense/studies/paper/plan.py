@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...catalog.options import ConfigError, unknown_name_error
-from ...runs.experiment import Experiment, load
+from ...runs.experiment import Experiment
+from ...runs.experiment_file import load
 from ...runs.packed_records import compact
 from ...runs.records import RunRecord
 from ..study import experiments_folder
