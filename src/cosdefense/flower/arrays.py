@@ -56,6 +56,11 @@ def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
     return {name: np.asarray(array.numpy()) for name, array in record.items()}
 
 
+def count_bytes(record: ArrayRecord) -> int:
+    """As they are sent, without names."""
+    return sum(len(array.data) for array in record.values())
+
+
 def read_arrays(record: ArrayRecord, specs: Mapping[str, ArraySpec]) -> dict[str, NDArray]:
     """The arrays of a client, in the order of the model, as views of the received bytes."""
     missing, unknown = set(specs) - set(record), set(record) - set(specs)

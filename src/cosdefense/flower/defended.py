@@ -28,8 +28,9 @@ from ..core import (
     Verdict,
     derive,
 )
+from ..runs.observer import RoundObserver, RoundObservers
 from ..runs.records import RoundRecord
-from .arrays import ArraySpec, get_specs, to_numpy
+from .arrays import ArraySpec, count_bytes, get_specs, to_numpy
 from .node_ids import to_signed
 from .reasons import Reason, Rejection, quote_error
 from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
@@ -61,6 +62,7 @@ class Defended(Strategy):
         weigh_by_examples: bool = False,
         max_examples: float = 10_000.0,
         seed: int | None = None,
+        observers: Sequence[RoundObserver] = (),
     ) -> None:
         if quorum < 1:
             raise ValueError(f"quorum must be at least 1, got {quorum}")
@@ -75,6 +77,7 @@ class Defended(Strategy):
         self.head, self.trusted_data = head, trusted_data
         self.quorum, self.deadline = quorum, deadline
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.observers = RoundObservers(observers)
         self.weigh_by_examples, self.max_examples = weigh_by_examples, max_examples
         # Decides which nodes are sampled and which noise is drawn, so it must stay secret.
         self.seed = secrets.randbits(62) if seed is None else seed
@@ -82,6 +85,7 @@ class Defended(Strategy):
         self.record: RoundRecord | None = None  # of the last aggregated round
         self._converter: ReplyConverter | None = None  # for the model that was sent last
         self._sent: list[Message] = []
+        self.n_bytes: dict[str, int] = {}  # of the arrays that this round sent and received
 
     def summary(self) -> None:
         log.info("\t├──> Defended by %s", self.defense)
@@ -100,6 +104,7 @@ class Defended(Strategy):
         self._converter = ReplyConverter.of(self.strategy, to_numpy(arrays), self.head)
         with _seed_global_generators(self.seed, "train", server_round):
             self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self.n_bytes = {"train-sent": len(self._sent) * count_bytes(arrays)}
         return self._sent
 
     def configure_evaluate(
@@ -107,6 +112,7 @@ class Defended(Strategy):
     ) -> Iterable[Message]:
         with _seed_global_generators(self.seed, "evaluate", server_round):
             self._sent = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        self.n_bytes["evaluate-sent"] = len(self._sent) * count_bytes(arrays)
         return self._sent
 
     def aggregate_train(
@@ -119,6 +125,7 @@ class Defended(Strategy):
             )
         converter = self._converter
         checked = self._check(replies, get_specs(converter.arrays), missing)
+        self.n_bytes["train-received"] = checked.n_bytes
         if len(checked.valid) < self.quorum:
             return self._skip(checked, f"{len(checked.valid)} usable replies, the quorum is {self.quorum}")
         cohort = self._build_cohort(converter, checked.valid, server_round)
@@ -171,7 +178,10 @@ class Defended(Strategy):
         settings = RoundSettings(
             timeout, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate_fn
         )
-        return run_federation(self, grid, initial_arrays, num_rounds, settings, resume)
+        try:
+            return run_federation(self, grid, initial_arrays, num_rounds, settings, resume)
+        finally:
+            self.observers.ended()
 
     # ---- the steps of a round
 

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from .. import __version__
 from ..catalog.registry import PRESETS, describe
-from ..runs.records import RoundRecord
+from ..runs.records import RoundRecord, read_run
 from ..runs.run_folder import RunFolder
 from .arrays import get_specs, to_numpy
 from .guarded_grid import GuardedGrid
@@ -53,17 +53,23 @@ def run_federation(
         progress = _start_or_resume(defended, folder, initial_arrays, resume)
         guarded, first = GuardedGrid(grid, defended.deadline), progress.n_rounds + 1
         defended.summary()
+        defended.observers.started(_build_header(defended), read_run(folder.path).rounds if folder else ())
         if settings.evaluate_fn and first == 1:
             metrics = settings.evaluate_fn(0, initial_arrays)
             _set_metrics(progress.result.evaluate_metrics_serverapp, 0, metrics)
         for number in range(first, num_rounds + 1):
             log.info("[ROUND %s/%s]", number, num_rounds)
             progress, seconds = _run_round(number, progress, defended, guarded, settings)
-            if folder and defended.record:
-                folder.append(_complete_record(defended.record, number, progress.result, seconds))
+            record = defended.record and _complete_record(
+                replace(defended.record, n_bytes=defended.n_bytes), number, progress.result, seconds
+            )
+            if folder and record:
+                folder.append(record)
                 folder.save(to_checkpoint(progress, defended))
                 if number == first:
                     warn_about_unsaved(defended)
+            if record:
+                defended.observers.recorded(record)
         if folder:
             folder.finish()
     log.info("finished after round %s", num_rounds)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from .arrays import ArraySpec, NDArray, read_arrays
+from .arrays import ArraySpec, NDArray, count_bytes, read_arrays
 from .reasons import BadReply, Reason, Rejection, quote_error
 
 Metric = int | float | list[int] | list[float]
@@ -54,6 +54,7 @@ class CheckedReplies:
 
     valid: list[ValidReply] = field(default_factory=list)  # in an order that does not depend on arrival
     rejected: list[Rejection] = field(default_factory=list)
+    n_bytes: int = 0  # of the arrays in all of them
 
     def reject(self, node: int, reason: Reason, detail: str) -> None:
         self.rejected.append(Rejection(node, reason, detail))
@@ -67,6 +68,7 @@ def check_replies(replies: Iterable[Message], request: Request) -> CheckedReplie
         try:
             node = _find_node(reply, request)
             _check_sender(reply, node)
+            checked.n_bytes += sum(map(count_bytes, reply.content.array_records.values()))
             checked.valid.append(_read_reply(reply, node, request))
         except BadReply as bad:
             checked.reject(node, bad.reason, str(bad))

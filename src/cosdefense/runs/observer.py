@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .records import RoundRecord
 
 if TYPE_CHECKING:
     from .experiment import Experiment
+
+
+log = logging.getLogger(__name__)
+
+
+class RoundObserver:
+    """Follows one run, round by round. By default nothing happens: override what you want to know."""
+
+    def started(self, header: Mapping[str, Any], rounds: Sequence[RoundRecord]) -> None:
+        """The run begins. `rounds`: those that were recorded before it was resumed."""
+
+    def recorded(self, record: RoundRecord) -> None:
+        """A round was recorded."""
+
+    def ended(self) -> None:
+        """The run is finished, or was stopped by an error. Nothing follows."""
+
+
+class RoundObservers(RoundObserver):
+    """Several observers as one. An exception that one of them raises is logged: it ends nothing."""
+
+    def __init__(self, observers: Sequence[RoundObserver] = ()) -> None:
+        for observer in observers:
+            if not isinstance(observer, RoundObserver):
+                raise TypeError(f"an observer must be a RoundObserver, got {observer!r}")
+        self.observers = tuple(observers)
+
+    def started(self, header: Mapping[str, Any], rounds: Sequence[RoundRecord]) -> None:
+        self._call(lambda observer: observer.started(header, rounds))
+
+    def recorded(self, record: RoundRecord) -> None:
+        self._call(lambda observer: observer.recorded(record))
+
+    def ended(self) -> None:
+        self._call(lambda observer: observer.ended())
+
+    def _call(self, call: Callable[[RoundObserver], None]) -> None:
+        for observer in self.observers:
+            try:
+                call(observer)
+            except Exception:
+                log.exception("%s failed; the run continues", type(observer).__name__)
 
 
 @dataclass(frozen=True)

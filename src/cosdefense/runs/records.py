@@ -45,6 +45,7 @@ class RoundRecord:
     class_recalls: tuple[float | None, ...] = ()  # the share of each class of test images that got its label
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
+    n_bytes: Mapping[str, int] = field(default_factory=dict)  # of messages: train-sent, train-received, evaluate-sent
 
     @classmethod
     def of_verdict(
