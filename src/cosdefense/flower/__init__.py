@@ -9,6 +9,7 @@ if find_spec("flwr") is None:
 
 from .defended import Defended
 from .malicious_client import MaliciousClient
+from .pull_threads import PullLimits, SuperLinkLost
 from .reasons import Reason
 
-__all__ = ["Defended", "MaliciousClient", "Reason"]
+__all__ = ["Defended", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost"]

@@ -32,6 +32,7 @@ from ..runs.observer import RoundObserver, RoundObservers
 from ..runs.records import RoundRecord
 from .arrays import ArraySpec, count_bytes, get_specs, to_numpy
 from .node_ids import to_signed
+from .pull_threads import PullLimits
 from .reasons import Reason, Rejection, quote_error
 from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
 from .reply_conversion import ReplyConverter, build_metrics_message, get_weight_key
@@ -63,6 +64,7 @@ class Defended(Strategy):
         max_examples: float = 10_000.0,
         seed: int | None = None,
         observers: Sequence[RoundObserver] = (),
+        pull_limits: PullLimits | None = None,
     ) -> None:
         if quorum < 1:
             raise ValueError(f"quorum must be at least 1, got {quorum}")
@@ -75,7 +77,7 @@ class Defended(Strategy):
         _refuse_hooks(self.defense)
         self.defense_aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy aggregates
         self.head, self.trusted_data = head, trusted_data
-        self.quorum, self.deadline = quorum, deadline
+        self.quorum, self.deadline, self.pull_limits = quorum, deadline, pull_limits
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.observers = RoundObservers(observers)
         self.weigh_by_examples, self.max_examples = weigh_by_examples, max_examples

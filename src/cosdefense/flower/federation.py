@@ -51,7 +51,7 @@ def run_federation(
     folder = None if defended.checkpoint_dir is None else RunFolder(defended.checkpoint_dir)
     with folder.lock() if folder else nullcontext():
         progress = _start_or_resume(defended, folder, initial_arrays, resume)
-        guarded, first = GuardedGrid(grid, defended.deadline), progress.n_rounds + 1
+        guarded, first = GuardedGrid(grid, defended.deadline, defended.pull_limits), progress.n_rounds + 1
         defended.summary()
         defended.observers.started(_build_header(defended), read_run(folder.path).rounds if folder else ())
         if settings.evaluate_fn and first == 1:
