@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data import DATASETS, DataError, Dataset, Specification, datasets, load, where
@@ -115,13 +116,20 @@ def test_digits_are_split_alike_whatever_was_drawn_before() -> None:
     assert first.test_labels[:10].tolist() == second.test_labels[:10].tolist() == [0, 2, 4, 7, 1, 6, 8, 9, 5, 3]
 
 
+def test_digits_are_those_of_scikit_learn() -> None:
+    bundled, digits = load_digits(), load("digits")
+    images = torch.cat([digits.train_images, digits.test_images])
+    assert sorted(map(tuple, images.flatten(1).tolist())) == sorted(
+        map(tuple, np.rint(bundled.data * 255 / 16).astype(int).tolist())
+    )
+    labels = torch.cat([digits.train_labels, digits.test_labels])
+    assert torch.bincount(labels).tolist() == np.bincount(bundled.target).tolist()
+
+
 def test_digits_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     path = where("digits")
     assert path is not None
     assert path.is_file()
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"scikit-learn.*pip install 'cosdefense\[data\]'"):
-        load("digits")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert where("digits") is None
     with pytest.raises(DataError, match=r"scikit-learn.*pip install 'cosdefense\[data\]'"):

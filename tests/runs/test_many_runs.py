@@ -29,39 +29,12 @@ from cosdefense.runs.many_runs import run_all
 from cosdefense.runs.observer import Job
 from cosdefense.runs.records import complete_lines
 from cosdefense.runs.run_folder import is_finished
+from held_runs import HELD, held
 from worlds import TINY
 
 pytestmark = pytest.mark.slow  # starts processes
 
 TOML = "seeds = [0, 1]" + TINY + '[[defenses]]\nname = "held:mean"\n[[defenses]]\nname = "held:median"\n'
-
-# While the file "hold" exists, every process stops in the sixth round of its first run, and says who it is.
-HELD = """
-import os, time
-from dataclasses import dataclass
-from pathlib import Path
-import torch
-from cosdefense import Defense, Filter, Judgment
-from cosdefense.aggregators import Mean, Median
-
-@dataclass(frozen=True)
-class Held(Filter):
-    def init(self):
-        return 0
-
-    def __call__(self, cohort, state):
-        if state == 5 and Path("hold").exists():
-            Path(f"held-{os.getpid()}").touch()
-        while state == 5 and Path("hold").exists():
-            time.sleep(0.01)
-        return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state + 1
-
-def mean():
-    return Defense((Held(),), Mean())
-
-def median():
-    return Defense((Held(),), Median())
-"""
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -77,9 +50,10 @@ def written(folder: Path) -> Path:
 
 
 def command(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        arguments(*more), cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=300
-    )
+    """In this process, which is one of several that may do the runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COSDEFENSE_COMMIT", environment()["COSDEFENSE_COMMIT"])
+        return called(*arguments(*more)[3:], cwd=folder)
 
 
 @pytest.fixture
@@ -118,15 +92,6 @@ def group_lives(process: subprocess.Popen[str]) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def held(folder: Path, n: int) -> set[int]:
-    """The processes that have stopped in the middle of a run, once there are so many."""
-    deadline = time.monotonic() + 300
-    while len(found := {int(path.name.removeprefix("held-")) for path in folder.glob("held-*")}) < n:
-        assert time.monotonic() < deadline, f"{len(found)} of {n} processes have come to a run"
-        time.sleep(0.02)
-    return found
 
 
 def decided(folder: Path) -> dict[str, Any]:
@@ -183,15 +148,15 @@ SHELL = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")  # as shells start bac
 
 
 @pytest.mark.parametrize(
-    ("shell", "ending"),
-    [((), signal.SIGINT), (SHELL, signal.SIGTERM)],
+    ("shell", "ending", "jobs", "n"),
+    [((), signal.SIGINT, "auto", min(4, n_cores())), (SHELL, signal.SIGTERM, "2", 2)],
     ids=["ctrl-c", "terminated in the background"],
 )
 def test_interrupted_every_process_saves_where_it_is(
-    alone: Path, folder: Path, start: Start, shell: tuple[str, ...], ending: signal.Signals
+    alone: Path, folder: Path, start: Start, shell: tuple[str, ...], ending: signal.Signals, jobs: str, n: int
 ) -> None:
-    process = start(*shell, *arguments("--jobs", "2"))
-    held(folder, 2)
+    process = start(*shell, *arguments("--jobs", jobs))
+    held(folder, n)
     process.send_signal(ending)
     printed, said = process.communicate(timeout=300)
     assert process.returncode == 130
@@ -200,7 +165,7 @@ def test_interrupted_every_process_saves_where_it_is(
     assert "Traceback" not in said
     assert printed == ""
     runs = [path for path in (folder / "runs" / "tiny").iterdir() if path.is_dir()]
-    assert len(runs) == 2
+    assert len(runs) == n
     for run in runs:
         assert read_checkpoint(run / "checkpoint.safetensors").next_round == 5
     (folder / "hold").unlink()
@@ -248,16 +213,6 @@ def test_auto_is_one_process_per_core_and_no_more_than_runs(monkeypatch: pytest.
     assert many_runs.how_many_fit(torch.device("cuda"), 4) == 1  # it may fit all the same
 
 
-def test_auto_starts_as_many_as_fit(folder: Path, start: Start) -> None:
-    expected = min(4, n_cores())
-    process = start(*arguments("--jobs", "auto"))
-    held(folder, expected)
-    (folder / "hold").unlink()
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    assert len(list((folder / "runs" / "tiny").glob("process-*.log"))) == expected
-
-
 def finished(alone: Path) -> list[Job]:
     cells = list(load(alone / "tiny.toml").cells())
     jobs = [Job(cell, cell.folder(alone / "runs"), f"run {i}") for i, cell in enumerate(cells)]
@@ -300,7 +255,7 @@ if __name__ == "__main__":
     before = settings()
     cells = [load(Path(name, "tiny.toml")) for name in ("one", "two")]
     jobs = [Job(cell, cell.folder(Path("runs") / name), name) for cell, name in zip(cells, ("one", "two"))]
-    run_all(jobs, Execution("cpu", processes=2), Shown() if sys.argv[1:] else None)
+    run_all(jobs, Execution("cpu", processes=2), Shown())
     assert settings() == before
 """
 MINE = """
@@ -323,20 +278,19 @@ class Passed(Filter):
 """
 
 
-@pytest.mark.parametrize("observed", [True, False])
-def test_a_script_runs_two_experiments_with_parts_of_the_same_name(tmp_path: Path, observed: bool) -> None:
+def test_a_script_runs_two_experiments_with_parts_of_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     for name, rule in (("one", "Mean"), ("two", "Median")):
         (folder := tmp_path / name).mkdir()
         (folder / "tiny.toml").write_text(TINY + '[[defenses]]\nname = "mine:defense"\n')
         (folder / "mine.py").write_text(MINE.format(rule=rule))
         (folder / "beside.py").write_text(PASSED)
-    words = [sys.executable, "script.py", *(["observed"] if observed else [])]
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment(OMP_NUM_THREADS="2"), capture_output=True, text=True, check=False
-    )
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment(OMP_NUM_THREADS="2"), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == (["finished one", "finished two"] if observed else [])
+    assert sorted(done.stdout.splitlines()) == ["finished one", "finished two"]
     assert done.stderr == ""
     for name, rule in (("one", "mean"), ("two", "median")):
         (records,) = (tmp_path / "runs" / name).rglob("records.jsonl")

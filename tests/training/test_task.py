@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -44,6 +45,19 @@ def test_gradient_and_refreshed_buffers() -> None:
     assert torch.allclose(after["1.running_mean"], model.get_buffer("1.running_mean"))
     assert torch.allclose(after["1.running_var"], model.get_buffer("1.running_var"))
     assert torch.equal(after["0.weight"], model.get_parameter("0.weight"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"bfloat16": True}, {"fast_convolutions": True}], ids=str)
+def test_torch_func_gives_the_same_bits(settings: dict[str, bool]) -> None:
+    """As in vmap. A model with a parameter that takes no part has a gradient of zero there."""
+    model, (images, labels) = network(), batch()
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    task = Task.of(model, mean=(0.5, 0.4), std=(0.2, 0.3), **settings)
+    ours, functional = (form.gradient(task.initial(), images, labels) for form in (task, task.functional_form))
+    for one, other in zip(ours, functional, strict=True):
+        assert torch.equal(one, other)
+        assert not one.requires_grad
+    assert task.layout.unflatten(ours[0])["unused"].tolist() == [0, 0]
 
 
 def test_bfloat16_rounds_the_gradient_and_nothing_else() -> None:

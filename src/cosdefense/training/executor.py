@@ -31,14 +31,15 @@ def train_clients(
         return train_one_by_one(task, trainer, params, images, labels)
     if trainer.hooks:
         return train_batched(task, trainer, params, images, labels)
-    return train_with_graphs(task, trainer, partial(trainer, task), params, to_channels_last(images), labels)
+    train = partial(trainer, task.functional_form)
+    return train_with_graphs(task, trainer, train, params, to_channels_last(images), labels)
 
 
 def train_batched(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     """Train all clients as one computation, by `torch.func.vmap`."""
     # Every client gets its own row of parameters: in-place buffer updates need one copy each.
     starts = params.expand(len(images), -1)
-    return torch.func.vmap(partial(trainer, task), randomness="different")(starts, images, labels)
+    return torch.func.vmap(partial(trainer, task.functional_form), randomness="different")(starts, images, labels)
 
 
 def train_one_by_one(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:
