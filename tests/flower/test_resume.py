@@ -25,7 +25,8 @@ from cosdefense.flower import Defended
 from cosdefense.report import write_report
 from cosdefense.runs.checkpoint import DamagedCheckpoint
 from cosdefense.runs.records import RoundRecord, read_run
-from cosdefense.runs.run_folder import RunFolder, RunInUse
+from cosdefense.runs.run_folder import RunFolder
+from cosdefense.runs.run_lock import RunInUse
 
 ROUNDS = 4
 PAIRS: dict[str, Filter] = {"FedAdam": FoolsGold(), "FedAvgM": RFFL(warm_up=1), "DP, adaptive": FoolsGold()}
@@ -170,7 +171,8 @@ def test_two_servers_cannot_write_one_folder(tmp_path: Path) -> None:
     """The second gets RunInUse and changes nothing; when the first has stopped, it can resume."""
     run("FedAdam", tmp_path, rounds=2)
     with RunFolder(tmp_path).lock():
-        assert_refused(tmp_path, "is being written", RunInUse, defended("FedAdam", tmp_path))
+        message = rf"is being written by process {os.getpid()} on"
+        assert_refused(tmp_path, message, RunInUse, defended("FedAdam", tmp_path))
     refused: list[RunInUse] = []
 
     def resume_meanwhile(message: Message) -> Message:

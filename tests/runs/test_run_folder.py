@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ import torch
 from cosdefense import Verdict
 from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint
 from cosdefense.runs.records import RoundRecord, read_run
-from cosdefense.runs.run_folder import RunFolder, RunInUse
+from cosdefense.runs.run_folder import RunFolder
+from cosdefense.runs.run_lock import RunInUse
 
 HEADER = {"experiment": {"name": "small"}, "device": "cpu", "versions": {}, "dataset": "digits"}
 TENSORS = {
@@ -119,10 +123,33 @@ def test_rounds_without_a_checkpoint_are_discarded_only_where_that_is_allowed(tm
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "new"
     second = RunFolder(path).lock()
-    with RunFolder(path).lock(), pytest.raises(RunInUse, match="new is being written by another process"):
+    holder = rf"new is being written by process {os.getpid()} on {socket.gethostname()} since 20\S+; wait"
+    with RunFolder(path).lock(), pytest.raises(RunInUse, match=holder):
         second.__enter__()
+    assert (path / "lock").read_text() == ""
     with RunFolder(path).lock():
         pass
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_writer_that_has_lost_its_lock_writes_nothing(tmp_path: Path, replace: bool) -> None:
+    """Somebody removed the lock file of a run that seemed dead, and perhaps resumed it."""
+    folder = folder_after(tmp_path, 3, 2)
+    checkpoint = folder.load()
+    with folder.lock():
+        (folder.path / "lock").unlink()
+        with RunFolder(folder.path).lock() if replace else nullcontext():
+            before = contents(folder.path)
+            for write in (
+                lambda: folder.append(record(3)),
+                lambda: folder.save(checkpoint),
+                lambda: folder.rewind(checkpoint),
+                lambda: folder.begin(HEADER),
+                folder.finish,
+            ):
+                with pytest.raises(RunInUse, match="lock was removed or replaced while this process held it"):
+                    write()
+            assert contents(folder.path) == before
 
 
 def test_a_record_of_a_verdict() -> None:

@@ -30,7 +30,8 @@ from cosdefense.runs.experiment import Experiment, to_table
 from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.prepare import NeverReached, build_world, dry_run
 from cosdefense.runs.records import RoundRecord, read_run
-from cosdefense.runs.run_folder import ResumedElsewhere, RunInUse, is_finished
+from cosdefense.runs.run_folder import ResumedElsewhere, is_finished
+from cosdefense.runs.run_lock import RunInUse
 from cosdefense.runs.single_run import run
 from cosdefense.simulation.loop import Snapshot
 from interrupted_runs import rounds_run
@@ -161,7 +162,7 @@ def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     def second(record: RoundRecord) -> None:
-        with pytest.raises(RunInUse, match="is being written by another process"):
+        with pytest.raises(RunInUse, match=r"is being written by process \d+ on"):
             go(tmp_path)
 
     run(cell(rounds=1), tmp_path, load_data("digits"), CPU, on_round=second)

@@ -68,7 +68,7 @@ def _expected() -> tuple[type[Exception], ...]:
     from ..runs.checkpoint import DamagedCheckpoint
     from ..runs.ray.driver import RayUnavailable, RunsFailed
     from ..runs.records import NotARun
-    from ..runs.run_folder import RunInUse
+    from ..runs.run_lock import RunInUse
 
     return (
         DataError, NotARun, DamagedCheckpoint, RunInUse, RunsFailed, RayUnavailable, MissingReportExtra, MissingRLExtra,

@@ -19,7 +19,8 @@ from .execution import Execution
 from .experiment import Experiment
 from .observer import Job, Observer
 from .prepare import dry_run
-from .run_folder import RunFolder, RunInUse, is_finished
+from .run_folder import RunFolder, is_finished
+from .run_lock import RunInUse
 from .single_run import run_locked
 
 RUN_MEMORY = 8 * 2**30  # bytes of a GPU that each run is given: generous, because nobody knows before it has run

@@ -6,7 +6,6 @@ one. After a crash, records of rounds that the checkpoint does not include are d
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import warnings
@@ -20,6 +19,7 @@ import torch
 from .checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint, write_atomically, write_checkpoint
 from .metrics import summarize
 from .records import NotARun, RoundRecord, complete_lines, read_run
+from .run_lock import RunLock, hold_lock
 
 RECORDS, CHECKPOINT, LOCK = "records.jsonl", "checkpoint.safetensors", "lock"
 
@@ -28,16 +28,13 @@ class ResumedElsewhere(RuntimeWarning):
     """A run is resumed with other versions or on another device than it began with: its bits may differ."""
 
 
-class RunInUse(RuntimeError):
-    """Another process is writing to this run."""
-
-
 class RunFolder:
-    """Reads and writes one run. It holds no state: everything is in the folder."""
+    """Reads and writes one run. It holds no state but its lock: everything else is in the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records, self.checkpoint = path / RECORDS, path / CHECKPOINT
+        self._lock: RunLock | None = None
 
     @property
     def has_checkpoint(self) -> bool:
@@ -55,12 +52,11 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Make this process the only writer. The lock ends with the process, however that ends."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("w") as file:
+        with hold_lock(self.path / LOCK) as self._lock:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunInUse(f"{self.path} is being written by another process") from error
-            yield
+                yield
+            finally:
+                self._lock = None
 
     def begin(self, header: Mapping[str, Any], *, may_discard: int | None = None) -> None:
         """Start a new run: write the header, and nothing else.
@@ -83,6 +79,7 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint, once the records of all its rounds are safe on the disk."""
+        self._check_lock()
         self._sync_records()
         write_checkpoint(self.checkpoint, checkpoint)
 
@@ -125,11 +122,17 @@ class RunFolder:
             )
         return [*lines[:1], *rounds]
 
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
     def _append(self, line: Mapping[str, Any]) -> None:
+        self._check_lock()
         with self.records.open("ab") as file:
             file.write(_encode(line))
 
     def _replace_records(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self._check_lock()
         write_atomically(self.records, b"".join(map(_encode, lines)))
 
     def _sync_records(self) -> None:
