@@ -122,6 +122,7 @@ def test_attacks(attack: Attack) -> None:
     check_attack(attack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str) -> None:
     check_defense(PRESETS[name]())

@@ -180,6 +180,7 @@ def test_a_node_that_replies_twice_counts_once() -> None:
     assert len(models) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["FedAvg", "FedAdam"])
 def test_a_hundred_orders_of_arrival_give_one_model(strategy: str) -> None:
     start, models = model(), set()

@@ -107,6 +107,7 @@ STEPS_PER_ROUND = (
 )  # 8 nodes train, 8 evaluate; fsync of the records, fsync and rename of the checkpoint, fsync
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", PAIRS)
 def test_a_server_killed_at_random_steps_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
     expected = run(strategy, tmp_path / "whole")
@@ -121,6 +122,7 @@ def test_a_server_killed_at_random_steps_ends_with_the_same_model(strategy: str,
     assert kills >= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["FedAdam"])
 def test_a_server_killed_while_it_writes_ends_with_the_same_model(strategy: str, tmp_path: Path) -> None:
     """At each of the steps that write a round, and at the last step before them."""

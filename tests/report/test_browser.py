@@ -22,7 +22,10 @@ from synthetic_runs import make_run, make_runs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser: {', '.join(BROWSERS)}")
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason=f"needs a browser: {', '.join(BROWSERS)}"),
+    pytest.mark.slow,  # starts browsers
+]
 
 HOSTILE = (
     "</script><script>document.documentElement.dataset.ran = 1</script>",

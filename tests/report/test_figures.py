@@ -17,6 +17,8 @@ from cosdefense.runs.metrics import Detection, final_accuracy
 from cosdefense.runs.records import RunRecord
 from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, make_run, make_runs
 
+pytestmark = pytest.mark.slow  # renders pictures
+
 
 def figures(runs: list[RunRecord]) -> dict[str, Figure]:
     return {figure.name: figure for figure in draw_figures(runs)}

@@ -21,6 +21,8 @@ from cosdefense.runs.records import RoundRecord, complete_lines, read_run
 from cosdefense.runs.run_folder import is_finished
 from interrupted_runs import rounds_run
 
+pytestmark = pytest.mark.slow  # trains for many rounds
+
 CELL = from_table(
     {
         "name": "sent",

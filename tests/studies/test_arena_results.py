@@ -20,6 +20,8 @@ from cosdefense.studies.arena.plan import Choice, plan
 from cosdefense.studies.arena.tables import describe_arena, make_arena_tables
 from cosdefense.studies.study import read_planned_runs
 
+pytestmark = pytest.mark.slow  # reads all published records
+
 RESULTS = Path(__file__).parents[2] / "docs" / "arena"
 
 

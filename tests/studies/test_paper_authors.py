@@ -26,6 +26,8 @@ from cosdefense.training.task import Task
 from doubles import save_and_load
 from worlds import digits_world
 
+pytestmark = pytest.mark.slow  # trains for many rounds
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 

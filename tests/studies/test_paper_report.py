@@ -43,6 +43,8 @@ from paper_runs import (
 )
 from synthetic_runs import make_run
 
+pytestmark = pytest.mark.slow  # renders pictures
+
 Tables = dict[str, list[dict[str, str]]]
 
 

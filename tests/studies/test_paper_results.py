@@ -17,6 +17,8 @@ from cosdefense.studies.paper.tables import make_paper_tables
 from cosdefense.studies.paper.views import select_paper_runs
 from cosdefense.studies.study import experiments_folder, read_planned_runs
 
+pytestmark = pytest.mark.slow  # reads all published records
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 

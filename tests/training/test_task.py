@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -48,7 +50,7 @@ def test_gradient_and_refreshed_buffers() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"bfloat16": True}, {"fast_convolutions": True}], ids=str)
-def test_torch_func_gives_the_same_bits(settings: dict[str, bool]) -> None:
+def test_torch_func_gives_the_same_bits(settings: dict[str, Any]) -> None:
     """As in vmap. A model with a parameter that takes no part has a gradient of zero there."""
     model, (images, labels) = network(), batch()
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
