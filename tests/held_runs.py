@@ -26,10 +26,10 @@ class Held(Filter):
             time.sleep(0.01)
         return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state + 1
 
-def mean():
+def mean() -> Defense:
     return Defense((Held(),), Mean())
 
-def median():
+def median() -> Defense:
     return Defense((Held(),), Median())
 """
 

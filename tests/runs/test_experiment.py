@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from cosdefense import get
-from cosdefense.attacks import InnerProduct
+from cosdefense.attacks import Attack, InnerProduct
 from cosdefense.catalog.options import ConfigError
-from cosdefense.catalog.registry import ATTACKS, PRESETS
+from cosdefense.catalog.registry import ATTACKS, PRESETS, describe
 from cosdefense.data import load as load_data
 from cosdefense.data.partition import Dirichlet
 from cosdefense.runs.experiment import Experiment, to_table, to_toml
@@ -181,7 +182,14 @@ MISTAKES = [
     ),
     ("[[defenses]]\nfilter = []", "defense: option 'filter' is unknown: did you mean 'filters'?"),
     ("[[defenses]]\nname = 'no.such:Thing'", "defense 'no.such:Thing' cannot be imported"),
-    ("[[defenses]]\nname = 'cosdefense.attacks:Noise'", "must give a Defense, got Noise"),
+    (
+        "[[defenses]]\nname = 'cosdefense.attacks:Noise'",
+        "must be a subclass of Defense, or a function annotated to return one (-> Defense), got the class Noise",
+    ),
+    ("[[attacks]]\nname = 'adaptive'\ndefense = 'pip._internal:main'", "got a function that returns <class 'int'>"),
+    ("[[defenses]]\nfilters = [{name = 'cosdefense:Filter'}]", "filter 'cosdefense:Filter' is abstract"),
+    ("[data.partition]\nname = 'sys:exit'", "got builtin_function_or_method"),
+    ("[model]\nname = 'sys:exit'", "got builtin_function_or_method"),
     ("defenses = 3", "defenses must be a list, got 3"),
     ("seeds = []", "seeds needs at least one entry"),
     ("seeds = [1, 1]", "seeds holds 1 twice"),
@@ -195,7 +203,10 @@ MISTAKES = [
     ("[[defenses]]\nfilters = [3]", "defense.filters[0] must be a table, got 3"),
     ("[[defenses]]\nname = ':x'", "defense ':x' cannot be imported"),
     ("[[defenses]]\nname = '..x:y'", "defense '..x:y' cannot be imported"),
-    ("[[defenses]]\nname = 'math:pi'", "defense 'math:pi' must be a class or a function, got float"),
+    (
+        "[[defenses]]\nname = 'math:pi'",
+        "'math:pi' must be a subclass of Defense, or a function annotated to return one (-> Defense), got float",
+    ),
     ("[[defenses]]\nname = 3", "defense.name must be a string, got 3"),
     ("[[defenses]]\nname = 'krum'\nlabel = 'a'\n[[defenses]]\nname = 'krum'\nlabel = 'b'", "'a' and 'b' are the same"),
     ("[model]\nname = 'torch.nn:Linear'", "model torch.nn:Linear must take shape and n_classes, got in_features"),
@@ -251,7 +262,7 @@ class Mine(Filter):
 def defense() -> Defense:
     return Defense((Mine(),), Mean())
 
-def network(shape: tuple[int, ...], n_classes: int, hidden: int = 8):
+def network(shape: tuple[int, ...], n_classes: int, hidden: int = 8) -> torch.nn.Module:
     return mlp(shape, n_classes, hidden)
 """
 
@@ -284,3 +295,79 @@ def test_a_changed_part_is_read_again(tmp_path: Path) -> None:
     after = load(experiment_with_parts(tmp_path, 0.125))
     assert to_table(after)["defenses"][0]["filters"] == [{"name": "mine:Mine", "share": 0.125}]
     assert before.fingerprint != after.fingerprint
+
+
+CALLED = """
+from pathlib import Path
+from cosdefense import Attack, Filter
+
+def write(path: str = "called") -> None:
+    Path(path).touch()
+
+class Write:
+    def __init__(self) -> None:
+        write()
+"""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[[defenses]]\nname = '{}'",
+        "[[defenses]]\nfilters = [{{name = '{}'}}]",
+        "[[defenses]]\naggregator = {{name = '{}'}}",
+        "[[defenses]]\nhooks = [{{name = '{}'}}]",
+        "[[attacks]]\nname = '{}'",
+        "[[attacks]]\nname = 'adaptive'\ndefense = '{}'",
+        "[data.partition]\nname = '{}'",
+        "[model]\nname = '{}'",
+    ],
+)
+def test_what_is_not_made_for_the_purpose_is_never_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "writes.py").write_text(CALLED)
+    for name in ("writes:write", "writes:Write", "os:abort"):
+        with pytest.raises(ConfigError, match=r"must be a subclass of \w+, or a function annotated to return one"):
+            load(written(tmp_path, table.format(name)))
+        assert not (tmp_path / "called").exists()
+
+
+RESERVED = """
+from dataclasses import dataclass
+from cosdefense import Attack, Defense, get
+from cosdefense.training.models import nn
+
+@dataclass(frozen=True)
+class Named(Attack):
+    name: str = "x"
+
+def labeled(label: str = "x") -> Defense:
+    return get("fedavg")
+
+def network(shape: tuple[int, ...], n_classes: int, name: str = "x") -> nn.Module: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "option"),
+    [
+        ("[[attacks]]\nname = 'reserved:Named'", "name"),
+        ("[[defenses]]\nname = 'reserved:labeled'", "label"),
+        ("[model]\nname = 'reserved:network'", "name"),
+    ],
+)
+def test_an_option_that_a_table_cannot_give_is_refused(tmp_path: Path, table: str, option: str) -> None:
+    (tmp_path / "reserved.py").write_text(RESERVED)
+    with pytest.raises(ConfigError, match=f"has an option '{option}', which a table cannot hold: rename it"):
+        load(written(tmp_path, table))
+
+
+def test_a_part_with_such_an_option_cannot_be_described() -> None:
+    @dataclass(frozen=True)
+    class Named(Attack):
+        name: str = "x"
+
+    with pytest.raises(ConfigError, match="Named has an option 'name', which a table cannot hold: rename it"):
+        describe(Named())

@@ -67,16 +67,16 @@ class Watched(Filter):
         while HOLD.exists() and HOLD.read_text() == str(state):
             time.sleep(0.01)
 
-def mean():
+def mean() -> Defense:
     return Defense((Watched("mean"),), Mean())
 
-def median():
+def median() -> Defense:
     return Defense((Watched("median"),), Median())
 
-def broken():
+def broken() -> Defense:
     return Defense((Watched("broken"),), Mean())
 
-def deadly():
+def deadly() -> Defense:
     return Defense((Watched("deadly"),), Mean())
 """
 

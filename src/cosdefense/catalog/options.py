@@ -27,7 +27,10 @@ def check_options(
     target: Callable[..., Any], given: Mapping[str, Any], where: str, reserved: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """`given` as keyword arguments for `target`, coerced to its type hints. Users cannot set what is `reserved`."""
-    hints = _hints(target)
+    try:
+        hints = _hints(target)
+    except NameError as error:
+        raise ConfigError(f"{where}: a type annotation cannot be resolved: {error}") from error
     known = [name for name in inspect.signature(target).parameters if name not in reserved]
     for key in given:
         if key not in known:

@@ -1,6 +1,7 @@
 """Every part by name: build a part from a table of options, and describe a part as such a table.
 
-A name with a colon, "package.module:Class", imports a part from another package.
+A name with a colon, "package.module:Class", imports a part from another package. Only a class or function that is made
+for the purpose is called.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any, TypeVar
 from .. import aggregators, attacks, filters, hooks
 from ..attacks import Attack
 from ..core import Aggregator, ClientHook, Defense, Filter
-from ..core.experiment_folder import import_module, written_name
+from ..core.experiment_folder import written_name
 from . import presets
+from .imports import import_part, refuse_reserved_options
 from .options import ConfigError, call, check_options, coerce, unknown_name_error
 
 FILTERS: dict[str, type[Filter]] = {
@@ -141,6 +143,7 @@ def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
     kind = type(part)
     import_path = f"{written_name(kind.__module__)}:{kind.__qualname__}"
     name = next((name for name, entry in known.items() if entry is kind), import_path)
+    refuse_reserved_options(kind, import_path)
     options = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
     return {"name": name, **{key: _to_plain(value) for key, value in options.items()}}
 
@@ -152,22 +155,15 @@ def _to_plain(value: Any) -> Any:
     return "none" if value is None else value
 
 
-def lookup(table: Mapping[str, T], name: object, kind: str) -> T:
-    """The entry of that name, or the class or function that "package.module:Class" names."""
+def lookup(known: Mapping[str, Callable[..., T]], name: object, needed: type[T], kind: str) -> Callable[..., T]:
+    """The entry of that name, or what "package.module:Class" names. Nothing is called."""
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name must be a string, got {name!r}")
-    if ":" not in name:
-        if name not in table:
-            raise unknown_name_error(kind, name, table)
-        return table[name]
-    module, _, attribute = name.partition(":")
-    try:
-        entry: T = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
-    if not callable(entry):
-        raise ConfigError(f"{kind} {name!r} must be a class or a function, got {type(entry).__name__}")
-    return entry
+    if ":" in name:
+        return import_part(name, needed, kind)
+    if name not in known:
+        raise unknown_name_error(kind, name, known)
+    return known[name]
 
 
 def _composition(
@@ -183,7 +179,7 @@ def build(known: Mapping[str, Callable[..., T]], table: object, needed: type[T],
     if "name" not in options:
         raise ConfigError(f"{where or kind} needs a name: one of {', '.join(sorted(known))}, or package.module:Class")
     name = options.pop("name")
-    part = call(lookup(known, name, kind), options, f"{kind} {name}")
+    part = call(lookup(known, name, needed, kind), options, f"{kind} {name}")
     if not isinstance(part, needed):
         raise ConfigError(f"{kind} {name!r} must give a {needed.__name__}, got {type(part).__name__}")
     return part

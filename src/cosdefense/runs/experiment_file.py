@@ -9,6 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..catalog.options import ConfigError, call, check_options, coerce, unknown_name_error
 from ..catalog.registry import build, build_attack, build_defense, lookup
 from ..core.experiment_folder import reading_from
@@ -86,7 +88,7 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The model's name and all its options, defaults included."""
     if "name" not in table:
         raise ConfigError(f"model needs a name: one of {', '.join(sorted(MODELS))}, or package.module:function")
-    make = lookup(MODELS, table["name"], "model")
+    make = lookup(MODELS, table["name"], nn.Module, "model")
     reserved = ("shape", "n_classes")
     given = check_options(make, _without(table, "name"), f"model {table['name']}", reserved)
     parameters = inspect.signature(make).parameters

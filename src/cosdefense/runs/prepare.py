@@ -33,7 +33,7 @@ def build_model(cell: Experiment, dataset: Dataset) -> nn.Module:
     """The model that training starts from: decided by the seed."""
     (seed,), settings = cell.seeds, dict(cell.model)
     with reading_from(cell.source):
-        build = lookup(MODELS, settings.pop("name"), "model")
+        build = lookup(MODELS, settings.pop("name"), nn.Module, "model")
     with use_seed(derive(seed, "model"), torch.device("cpu")):
         try:
             model: nn.Module = build(
