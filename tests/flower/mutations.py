@@ -21,8 +21,9 @@ from strategies import STRATEGIES
 
 from cosdefense.filters import Clip
 from cosdefense.flower import Defended
-from cosdefense.flower.arrays import ArraySpec, NDArray, get_specs
+from cosdefense.flower.arrays import NDArray, get_specs
 from cosdefense.flower.reply_checks import Request, check_replies
+from cosdefense.flower.sent_model import SentModel
 
 NUMBERS: tuple[Any, ...] = (
     0,
@@ -58,6 +59,36 @@ def flip(data: bytes, generator: random.Random, within: int) -> bytes:
             case _ if place < len(changed):
                 changed[place] ^= 1 << generator.randrange(8)
     return bytes(changed)
+
+
+PARTS = ("3", "6", "(3, 6)", "(3, 6), ", "'<f4'", "False", "'shape'", "{", "}", ", ", ": ", " ")
+REPLACEMENTS = (
+    "3.0", "3+0j", "0x3", "0b11", "3_0", "True", "False", "None", "-3", "+3", "3L", "(3,6)", "[3, 6]", "(3, 6,)",
+    "(6, 3)", "'f4'", "'<f4'", "b'<f4'", "'<f4' ", "'>f4'", "'=f4'", "'float32'", "(('<f4'))", "[('a', '<f4')]",
+    '"<f4"', "r'<f4'", "'shape'", "'Shape'", "u'shape'", "\t", "\n", "\x0b", "\x0c", "\x1f", "\x00", "\xa0", "\\",
+    "#", ";", "", " ", "  ", ",",
+)  # fmt: skip
+
+
+def mutate_header(generator: random.Random) -> str:
+    """An npy header of 3 × 6 numbers with up to three changes: characters, or parts that Python may take as equal."""
+    text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6), }" + " " * generator.randrange(60) + "\n"
+    if generator.random() < 0.3:
+        text = text.replace("False", "True")
+    for _ in range(generator.randrange(4)):
+        place, new = generator.randrange(len(text) + 1), generator.choice(REPLACEMENTS)
+        match generator.randrange(6):
+            case 0:
+                text = text[:place] + new + text[place:]
+            case 1:
+                text = text[:place] + chr(generator.randrange(256)) + text[place + 1 :]
+            case 2:
+                text = new + text
+            case 3:
+                text = text + new
+            case _:
+                text = text.replace(generator.choice(PARTS), new, 1)
+    return text
 
 
 def mutate_array(body: RecordDict, generator: random.Random) -> None:
@@ -135,14 +166,14 @@ def measure_memory(count: int, seed: int, n_numbers: int = 2**20) -> float:
     """The peak memory of the check of one mutated reply, as a multiple of the size of the model."""
     generator, worst = random.Random(seed), 0.0
     big = {"body": np.ones((1024, n_numbers // 1024), np.float32), "head": np.ones((10, 10), np.float32)}
-    specs: dict[str, ArraySpec] = get_specs(big)
+    sent = SentModel.of(big)
     message = send_round(Defended(STRATEGIES["FedAvg"](), Clip(1e9), seed=seed), big)[0]
-    request = Request.of([message], specs, "num-examples")
+    request = Request.of([message], sent, "num-examples")
     for _ in range(count):
         bad = mutate(message, big, generator)
         tracemalloc.start()
         check_replies([bad], request)
-        worst = max(worst, tracemalloc.get_traced_memory()[1] / sum(spec.n_bytes for spec in specs.values()))
+        worst = max(worst, tracemalloc.get_traced_memory()[1] / sum(spec.n_bytes for spec in sent.specs.values()))
         tracemalloc.stop()
     return worst
 

@@ -66,7 +66,7 @@ def compare_with_honest_replies_alone(make: Callable[[], Defended], place: int, 
 
 
 def test_the_catalog_is_complete() -> None:
-    assert len(KINDS) == 76
+    assert len(KINDS) == 83
     assert len(STRATEGIES) == 14
 
 

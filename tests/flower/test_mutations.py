@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import io
+import os
+import random
+import tokenize
+import warnings
+from collections import Counter
+
 import hypothesis.strategies as draw
 import numpy as np
 from federations import model, reply, send_round, trained
 from flwr.app import Array
 from hypothesis import given, settings
-from malformed import TARGET, honest_body
-from mutations import measure_memory, run_rounds
+from malformed import TARGET, honest_body, npy, with_header
+from mutations import measure_memory, mutate_header, run_rounds
 from strategies import STRATEGIES
 
 from cosdefense.filters import Clip
 from cosdefense.flower import Defended
-from cosdefense.flower.arrays import ArraySpec, read_array
+from cosdefense.flower.arrays import ArraySpec, NDArray, read_array
 from cosdefense.flower.reasons import BadReply
 
 SEED = 20
+N_HEADERS = 50_000 if os.environ.get("COSDEFENSE_THOROUGH") else 5_000
+VERSIONS = (b"\x01\x00", b"\x02\x00")  # of npy
 
 
 def test_mutated_replies_neither_crash_a_round_nor_damage_the_model() -> None:
@@ -36,11 +45,49 @@ def test_any_bytes_are_a_valid_array_or_rejected(header: bytes, rest: bytes) -> 
     spec = ArraySpec((3, 6), np.dtype(np.float32))
     for data in (header + rest, b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + rest):
         try:
-            values = read_array(Array("float32", (3, 6), "numpy.ndarray", data), spec, "x")
+            array = read_array(Array("float32", (3, 6), "numpy.ndarray", data), spec, "x")
         except BadReply:
             continue
-        assert values.shape == (3, 6)
-        assert np.isfinite(values).all()
+        assert array.numpy().shape == spec.view(array).shape == (3, 6)
+
+
+def load(data: bytes) -> NDArray | None:
+    """What numpy reads; None where it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a header of Python 2
+        try:
+            return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+        except (ValueError, EOFError, OSError, tokenize.TokenError, MemoryError, SyntaxError, TypeError):
+            return None
+
+
+def test_what_is_accepted_numpy_reads_to_the_same_numbers() -> None:
+    """Random changes to headers: numpy reads the same from what was received and from what is passed on."""
+    generator, counts = random.Random(SEED), Counter[str]()
+    numbers = np.arange(18, dtype=np.float32).reshape(3, 6)
+    spec = ArraySpec(numbers.shape, numbers.dtype)
+    for number in range(N_HEADERS):
+        text = mutate_header(generator)
+        received = with_header(text, numbers, VERSIONS[number % 2])
+        try:
+            array = read_array(received, spec, "x")
+        except BadReply as bad:
+            counts[bad.reason] += 1
+            continue
+        expected = load(received.data)
+        assert expected is not None, text
+        assert array.data == npy(np.ascontiguousarray(expected)), text
+        assert np.array_equal(spec.view(array), expected), text
+        counts["accepted"] += 1
+    assert counts["accepted"] > N_HEADERS / 20  # neither all nor nothing
+    assert len(counts) >= 4
+
+
+def test_received_bytes_with_the_standard_header_are_not_copied() -> None:
+    numbers = np.arange(18, dtype=np.float32).reshape(3, 6)
+    sent, spec = Array(numbers), ArraySpec((3, 6), np.dtype(np.float32))
+    assert read_array(sent, spec, "x").data is sent.data
+    assert np.shares_memory(spec.view(sent), np.frombuffer(sent.data, np.uint8))
 
 
 @settings(max_examples=50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,13 +30,14 @@ from ..core import (
 )
 from ..runs.observer import RoundObserver, RoundObservers
 from ..runs.records import RoundRecord
-from .arrays import ArraySpec, count_bytes, get_specs, to_numpy
+from .arrays import count_bytes, to_numpy
 from .node_ids import to_signed
 from .pull_threads import PullLimits
 from .reasons import Reason, Rejection, quote_error
 from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
 from .reply_conversion import ReplyConverter, build_metrics_message, get_weight_key
 from .round_record import build_evaluate_metrics, build_record, build_train_metrics
+from .sent_model import SentModel
 from .strategy_state import describe_strategy, restore_on_failure
 
 log = logging.getLogger("flwr")
@@ -126,7 +127,7 @@ class Defended(Strategy):
                 "aggregate_train needs configure_train before it: replies are compared with the messages sent"
             )
         converter = self._converter
-        checked = self._check(replies, get_specs(converter.arrays), missing)
+        checked = self._check(replies, converter.model, missing)
         self.n_bytes["train-received"] = checked.n_bytes
         if len(checked.valid) < self.quorum:
             return self._skip(checked, f"{len(checked.valid)} usable replies, the quorum is {self.quorum}")
@@ -188,9 +189,9 @@ class Defended(Strategy):
     # ---- the steps of a round
 
     def _check(
-        self, replies: Iterable[Message], specs: Mapping[str, ArraySpec] | None, missing: Sequence[Rejection]
+        self, replies: Iterable[Message], model: SentModel | None, missing: Sequence[Rejection]
     ) -> CheckedReplies:
-        checked = check_replies(replies, Request.of(self._sent, specs, get_weight_key(self.strategy)))
+        checked = check_replies(replies, Request.of(self._sent, model, get_weight_key(self.strategy)))
         checked.rejected += missing
         for node, reason, detail in checked.rejected:
             log.warning("reply of node %d rejected (%s): %s", node, reason, detail)

@@ -6,14 +6,16 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Array, Message
 
-from .arrays import ArraySpec, NDArray, count_bytes, read_arrays
+from .arrays import NDArray, count_bytes, read_arrays
 from .reasons import BadReply, Reason, Rejection, quote_error
+from .sent_model import SentModel
+from .update_norms import measure_updates
 
 Metric = int | float | list[int] | list[float]
 PREFIX_LENGTH = 256  # values of each array; models that were trained differ in the first few
@@ -25,15 +27,15 @@ class Request:
 
     nodes_by_message: Mapping[str, int]  # message id → node; empty if the transport assigned no ids
     nodes: frozenset[int]
-    specs: Mapping[str, ArraySpec] | None  # the arrays of the model; None: replies carry metrics only
+    model: SentModel | None  # None: replies carry metrics only
     weight_key: str  # the metric that holds a client's number of examples
 
     @classmethod
-    def of(cls, messages: Sequence[Message], specs: Mapping[str, ArraySpec] | None, weight_key: str) -> Request:
+    def of(cls, messages: Sequence[Message], model: SentModel | None, weight_key: str) -> Request:
         """From the messages after they were sent: the transport has written their ids into them."""
         by_message = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         by_message.pop("", None)
-        return cls(by_message, frozenset(message.metadata.dst_node_id for message in messages), specs, weight_key)
+        return cls(by_message, frozenset(message.metadata.dst_node_id for message in messages), model, weight_key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +44,12 @@ class ValidReply:
 
     node: int
     message: Message
-    arrays: Mapping[str, NDArray]  # views of the received bytes
+    serialized: Mapping[str, Array]  # its arrays, with headers that no client wrote
+    arrays: Mapping[str, NDArray]  # views of their numbers, C-contiguous and read-only
     metrics: Mapping[str, Metric]  # without the number of examples
     examples: float
     prefix_digest: str  # of the metrics and the first values of each array
+    norm: float = 0.0  # of the update: the trainable part of the arrays minus the model
 
 
 @dataclass
@@ -74,6 +78,7 @@ def check_replies(replies: Iterable[Message], request: Request) -> CheckedReplie
             checked.reject(node, bad.reason, str(bad))
         except Exception as error:  # a hostile object may raise anything when it is read
             checked.reject(node, Reason.UNREADABLE, quote_error(error))
+    _measure_norms(checked, request.model)
     _sort(checked.valid)
     _reject_duplicates(checked)
     _reject_unusual_metrics(checked)
@@ -113,11 +118,13 @@ def _check_sender(reply: Message, node: int) -> None:
 
 def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
     content = reply.content
+    serialized: Mapping[str, Array] = {}
     arrays: Mapping[str, NDArray] = {}
-    if request.specs is not None:
+    if request.model is not None:
         if len(content.array_records) != 1:
             raise BadReply(Reason.RECORDS, f"needs exactly one record of arrays, got {len(content.array_records)}")
-        arrays = read_arrays(next(iter(content.array_records.values())), request.specs)
+        serialized = read_arrays(next(iter(content.array_records.values())), request.model.specs)
+        arrays = {name: spec.view(serialized[name]) for name, spec in request.model.specs.items()}
     if len(content.metric_records) != 1:
         raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
     record: dict[str, Any] = dict(next(iter(content.metric_records.values())))
@@ -126,7 +133,7 @@ def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
     for key, value in metrics.items():
         if not all(_is_finite(number) for number in (value if isinstance(value, list) else [value])):
             raise BadReply(Reason.METRICS, f"metric {key!r:.40} is not finite")
-    return ValidReply(node, reply, arrays, metrics, examples, _digest(arrays, metrics, PREFIX_LENGTH))
+    return ValidReply(node, reply, serialized, arrays, metrics, examples, _digest(arrays, metrics, PREFIX_LENGTH))
 
 
 def _read_examples(record: Mapping[str, Any], key: str) -> float:
@@ -147,6 +154,19 @@ def _is_finite(number: object) -> bool:
         return False
 
 
+def _measure_norms(checked: CheckedReplies, model: SentModel | None) -> None:
+    """Fill in the norms, and reject replies that are not finite."""
+    if model is None:
+        return
+    replies, checked.valid = checked.valid, []
+    norms = measure_updates(model, [reply.arrays for reply in replies])
+    for reply, norm in zip(replies, norms, strict=True):
+        if isinstance(norm, BadReply):
+            checked.reject(reply.node, norm.reason, str(norm))
+        else:
+            checked.valid.append(replace(reply, norm=norm))
+
+
 def _sort(replies: list[ValidReply]) -> None:
     """By content, then by node. Whole models are digested only where their first values are the same."""
     counts = Counter(reply.prefix_digest for reply in replies)
@@ -160,33 +180,34 @@ def _sort(replies: list[ValidReply]) -> None:
 
 
 def _digest(arrays: Mapping[str, NDArray], metrics: Mapping[str, Metric], first: int | None = None) -> str:
-    """Of all values, or of the first of each array. The memory order of an array makes no difference."""
+    """Of all values, or of the first of each array."""
     hashed = hashlib.blake2b(repr(sorted(metrics.items())).encode(), digest_size=16)
     for name, array in arrays.items():
         hashed.update(name.encode())
-        hashed.update(np.ascontiguousarray(array.flat[:first]).view("u1").data)
+        hashed.update(np.ascontiguousarray(array.reshape(-1)[:first]).view("u1").data)
     return hashed.hexdigest()
 
 
 def _reject_duplicates(checked: CheckedReplies) -> None:
     """One reply per node: the first in sorted order, whichever arrived first."""
-    seen: set[int] = set()
-    for reply in list(checked.valid):
-        if reply.node in seen:
-            checked.valid.remove(reply)
+    replies, first = checked.valid, dict[int, ValidReply]()
+    for reply in replies:
+        if first.setdefault(reply.node, reply) is not reply:
             checked.reject(reply.node, Reason.DUPLICATE, "another reply of this node counts")
-        seen.add(reply.node)
+    checked.valid = list(first.values())
 
 
 def _reject_unusual_metrics(checked: CheckedReplies) -> None:
     """Strategies average metrics key by key, so all replies need the keys that most clients send."""
     if not checked.valid:
         return
-    votes = Counter(_get_metric_shapes(reply.metrics) for reply in checked.valid)
-    usual = max(votes, key=lambda shapes: (votes[shapes], shapes))
-    for reply in [reply for reply in checked.valid if _get_metric_shapes(reply.metrics) != usual]:
-        checked.valid.remove(reply)
-        checked.reject(reply.node, Reason.METRICS, "not the metrics that most clients send")
+    replies, shapes = checked.valid, [_get_metric_shapes(reply.metrics) for reply in checked.valid]
+    votes = Counter(shapes)
+    usual = max(votes, key=lambda shape: (votes[shape], shape))
+    checked.valid = [reply for reply, shape in zip(replies, shapes, strict=True) if shape == usual]
+    for reply, shape in zip(replies, shapes, strict=True):
+        if shape != usual:
+            checked.reject(reply.node, Reason.METRICS, "not the metrics that most clients send")
 
 
 def _get_metric_shapes(metrics: Mapping[str, Metric]) -> tuple[tuple[str, int], ...]:

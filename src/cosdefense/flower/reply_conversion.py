@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from flwr.app.message import make_message
 from flwr.serverapp.strategy import Strategy
 
 from ..core import Cohort, Layout
-from .arrays import SERIALIZATION, NDArray
+from .arrays import NDArray
 from .reply_checks import ValidReply
+from .sent_model import SentModel
 
 METRICS = "metrics"  # the record of metrics in rebuilt messages
 
@@ -24,25 +24,25 @@ METRICS = "metrics"  # the record of metrics in rebuilt messages
 class ReplyConverter:
     """For one strategy and one global model. All models it returns have the names, shapes and dtypes of that model."""
 
-    arrays: Mapping[str, NDArray]  # the global model
-    layout: Layout
+    model: SentModel
     weight_key: str  # the metric that holds the weight of a reply
     arrays_key: str  # the record of arrays in a message
 
     @classmethod
     def of(cls, strategy: Strategy, arrays: Mapping[str, NDArray], head: str | None) -> ReplyConverter:
-        return cls(arrays, Layout.of(arrays, head), get_weight_key(strategy), get_arrays_key(strategy))
+        return cls(SentModel.of(arrays, head), get_weight_key(strategy), get_arrays_key(strategy))
 
-    @cached_property
+    @property
+    def arrays(self) -> Mapping[str, NDArray]:
+        return self.model.arrays
+
+    @property
+    def layout(self) -> Layout:
+        return self.model.layout
+
+    @property
     def params(self) -> torch.Tensor:
-        """The global model as a vector, in single precision or the model's own if that is higher."""
-        wide = any(array.dtype == np.float64 for array in self.arrays.values())
-        return torch.from_numpy(
-            np.concatenate(
-                [self.arrays[name].reshape(-1) for name, _ in self.layout.shapes],
-                dtype=np.float64 if wide else np.float32,
-            )
-        )
+        return self.model.params
 
     def to_updates(self, replies: Sequence[ValidReply]) -> torch.Tensor:
         """One row per reply, written in place: a second copy of all models may not fit into memory."""
@@ -64,9 +64,9 @@ class ReplyConverter:
         for reply, client, row, weight in zip(
             accepted, remaining.clients.tolist(), remaining.updates, remaining.weights.tolist(), strict=True
         ):
-            # The client's own bytes, unless a filter has changed the update.
+            # The arrays that were received, unless a filter has changed the update.
             changed = not np.array_equal(row.numpy(), rows[client].numpy())
-            arrays = _serialize(self.to_arrays(received.params + row)) if changed else self._get_sent_arrays(reply)
+            arrays = _serialize(self.to_arrays(received.params + row)) if changed else reply.serialized
             messages.append(self._build_message(reply, arrays, reply.metrics, weight))
         return messages
 
@@ -103,16 +103,6 @@ class ReplyConverter:
                 values = np.maximum(values, 0)
             fitted[name] = record[name] if values is array else Array(np.asarray(values))
         return ArrayRecord(fitted)
-
-    def _get_sent_arrays(self, reply: ValidReply) -> dict[str, Array]:
-        """The client's arrays with its own bytes, which were checked."""
-        (sent,) = reply.message.content.array_records.values()
-        return {
-            name: Array(str(array.dtype), array.shape, SERIALIZATION, sent[name].data)
-            if array.flags.c_contiguous
-            else Array(np.ascontiguousarray(array))
-            for name, array in reply.arrays.items()
-        }
 
     def _build_message(
         self, reply: ValidReply, arrays: Mapping[str, Array], metrics: Mapping[str, Any], weight: float
