@@ -73,11 +73,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def find_shell_blocks(text: str) -> list[str]:
+    """The blocks of shell commands of a page, with continued lines joined."""
+    return [re.sub(r" \\\n +", " ", block) for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)]
+
+
 def commands() -> Iterator[Any]:
     """Every command in a block of shell lines or between backticks, without what its output is sent to."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+        lines = [line for block in find_shell_blocks(text) for line in block.splitlines()]
         lines += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         for line in dict.fromkeys(lines):
             if line.startswith(("cosdefense ", "make ", "pip install ", "python ")):
@@ -131,7 +136,7 @@ def test_the_documents_show_commands() -> None:
 def test_the_commands_of_the_readme_run_as_written(tmp_path: Path) -> None:
     """All but make and activating the environment, which this test already runs in."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = find_shell_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
     commands = [line for block in blocks for line in block.splitlines() if line.startswith("cosdefense ")]
     assert len(commands) >= 4
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
