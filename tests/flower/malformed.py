@@ -120,6 +120,11 @@ def _objects(values: NDArray) -> Array:
     return raw(file.getvalue(), values)
 
 
+def _many_metrics(body: RecordDict) -> None:
+    body.metric_records["metrics"].__dict__["_data"].update(MANY)
+
+
+MANY = dict.fromkeys(map(str, range(10**5)), 1.0)
 GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6), }"
 HUGE = 2**40
 
@@ -201,6 +206,11 @@ CONTENTS: dict[str, tuple[Reason, Corrupt]] = {
     "a number instead of a list": (Reason.METRICS, _metric("accuracies", 0.5)),
     "a longer list": (Reason.METRICS, _metric("accuracies", [0.5, 0.5, 0.5])),
     "a list with NaN": (Reason.METRICS, _metric("accuracies", [0.5, float("nan")])),
+    "a hundred thousand metrics": (Reason.METRICS, _many_metrics),
+    "a list of a million numbers": (Reason.METRICS, _metric("accuracies", [0.5] * 10**6)),
+    "a metric with a long name": (Reason.METRICS, _add("metrics", "loss" * 100, 1.0)),
+    "a metric with a line feed in its name": (Reason.METRICS, _add("metrics", "a\nb", 1.0)),
+    "a metric with an escape in its name": (Reason.METRICS, _add("metrics", "\x1b[2J", 1.0)),
     # examples
     "no number of examples": (Reason.EXAMPLES, _remove("metrics", "num-examples")),
     "0 examples": (Reason.EXAMPLES, _metric("num-examples", 0)),

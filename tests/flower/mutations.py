@@ -24,6 +24,7 @@ from cosdefense.flower import Defended
 from cosdefense.flower.arrays import NDArray, get_specs
 from cosdefense.flower.reply_checks import Request, check_replies
 from cosdefense.flower.sent_model import SentModel
+from cosdefense.flower.strategy_inputs import StrategyMetrics
 
 NUMBERS: tuple[Any, ...] = (
     0,
@@ -168,7 +169,7 @@ def measure_memory(count: int, seed: int, n_numbers: int = 2**20) -> float:
     big = {"body": np.ones((1024, n_numbers // 1024), np.float32), "head": np.ones((10, 10), np.float32)}
     sent = SentModel.of(big)
     message = send_round(Defended(STRATEGIES["FedAvg"](), Clip(1e9), seed=seed), big)[0]
-    request = Request.of([message], sent, "num-examples")
+    request = Request.of([message], sent, StrategyMetrics("num-examples"))
     for _ in range(count):
         bad = mutate(message, big, generator)
         tracemalloc.start()

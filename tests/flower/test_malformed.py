@@ -66,7 +66,7 @@ def compare_with_honest_replies_alone(make: Callable[[], Defended], place: int, 
 
 
 def test_the_catalog_is_complete() -> None:
-    assert len(KINDS) == 83
+    assert len(KINDS) == 88
     assert len(STRATEGIES) == 14
 
 
@@ -208,12 +208,22 @@ def test_fortran_order_is_valid() -> None:
 
 
 def test_nothing_is_unpickled_and_no_declared_size_is_allocated(tmp_path: Path) -> None:
-    """Unpickling would create a file; terabytes would exceed the memory."""
+    """Unpickling would create a file; terabytes would exceed the memory. Metrics are counted before they are read."""
     CANARY[:] = [tmp_path / "canary"]
     start = model()
     defended = Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL)
     messages = send_round(defended, start)
-    for kind in ("pickle", "pickled objects", "npz", "terabytes declared", "structured", "npy version 3", "big-endian"):
+    for kind in (
+        "a million metrics",
+        "a list of a million numbers",
+        "pickle",
+        "pickled objects",
+        "npz",
+        "terabytes declared",
+        "structured",
+        "npy version 3",
+        "big-endian",
+    ):
         replies = [make_malformed(kind, messages[0], start), *honest_replies(messages)[1:]]
         tracemalloc.start()
         arrays, _ = defended.aggregate_train(1, replies)

@@ -35,9 +35,10 @@ from .node_ids import to_signed
 from .pull_threads import PullLimits
 from .reasons import Reason, Rejection, quote_error
 from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
-from .reply_conversion import ReplyConverter, build_metrics_message, get_weight_key
+from .reply_conversion import ReplyConverter, build_metrics_message
 from .round_record import build_evaluate_metrics, build_record, build_train_metrics
 from .sent_model import SentModel
+from .strategy_inputs import StrategyMetrics
 from .strategy_state import describe_strategy, restore_on_failure
 
 log = logging.getLogger("flwr")
@@ -147,7 +148,7 @@ class Defended(Strategy):
         self, server_round: int, replies: Iterable[Message], missing: Sequence[Rejection] = ()
     ) -> MetricRecord | None:
         """The same checks. All valid replies count."""
-        checked, key = self._check(replies, None, missing), get_weight_key(self.strategy)
+        checked, key = self._check(replies, None, missing), StrategyMetrics.of(self.strategy).weight
         messages = [
             build_metrics_message(reply, reply.metrics, key, self._get_weight(reply)) for reply in checked.valid
         ]
@@ -191,7 +192,10 @@ class Defended(Strategy):
     def _check(
         self, replies: Iterable[Message], model: SentModel | None, missing: Sequence[Rejection]
     ) -> CheckedReplies:
-        checked = check_replies(replies, Request.of(self._sent, model, get_weight_key(self.strategy)))
+        reads = StrategyMetrics.of(self.strategy)
+        if model is None:  # only training computes with more than the weight
+            reads = StrategyMetrics(reads.weight)
+        checked = check_replies(replies, Request.of(self._sent, model, reads))
         checked.rejected += missing
         for node, reason, detail in checked.rejected:
             log.warning("reply of node %d rejected (%s): %s", node, reason, detail)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, Message
 
 from .arrays import NDArray, count_bytes, read_arrays
+from .metric_checks import Metric, find_wild_losses, read_metrics
 from .reasons import BadReply, Reason, Rejection, quote_error
 from .sent_model import SentModel
+from .strategy_inputs import StrategyMetrics
 from .update_norms import measure_updates
 
-Metric = int | float | list[int] | list[float]
 PREFIX_LENGTH = 256  # values of each array; models that were trained differ in the first few
 
 
@@ -28,14 +27,14 @@ class Request:
     nodes_by_message: Mapping[str, int]  # message id → node; empty if the transport assigned no ids
     nodes: frozenset[int]
     model: SentModel | None  # None: replies carry metrics only
-    weight_key: str  # the metric that holds a client's number of examples
+    reads: StrategyMetrics  # what the wrapped strategy computes with
 
     @classmethod
-    def of(cls, messages: Sequence[Message], model: SentModel | None, weight_key: str) -> Request:
+    def of(cls, messages: Sequence[Message], model: SentModel | None, reads: StrategyMetrics) -> Request:
         """From the messages after they were sent: the transport has written their ids into them."""
         by_message = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         by_message.pop("", None)
-        return cls(by_message, frozenset(message.metadata.dst_node_id for message in messages), model, weight_key)
+        return cls(by_message, frozenset(message.metadata.dst_node_id for message in messages), model, reads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +81,7 @@ def check_replies(replies: Iterable[Message], request: Request) -> CheckedReplie
     _sort(checked.valid)
     _reject_duplicates(checked)
     _reject_unusual_metrics(checked)
+    _reject_wild_losses(checked, request.reads.loss)
     return checked
 
 
@@ -127,31 +127,8 @@ def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
         arrays = {name: spec.view(serialized[name]) for name, spec in request.model.specs.items()}
     if len(content.metric_records) != 1:
         raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
-    record: dict[str, Any] = dict(next(iter(content.metric_records.values())))
-    examples = _read_examples(record, request.weight_key)
-    metrics = {key: value for key, value in sorted(record.items()) if key != request.weight_key}
-    for key, value in metrics.items():
-        if not all(_is_finite(number) for number in (value if isinstance(value, list) else [value])):
-            raise BadReply(Reason.METRICS, f"metric {key!r:.40} is not finite")
+    examples, metrics = read_metrics(next(iter(content.metric_records.values())), request.reads)
     return ValidReply(node, reply, serialized, arrays, metrics, examples, _digest(arrays, metrics, PREFIX_LENGTH))
-
-
-def _read_examples(record: Mapping[str, Any], key: str) -> float:
-    if key not in record:
-        raise BadReply(Reason.EXAMPLES, f"needs the metric {key!r}")
-    claim = record[key]
-    if isinstance(claim, bool | list) or not _is_finite(claim) or not claim > 0:
-        raise BadReply(Reason.EXAMPLES, f"{key} needs a finite positive number, got {claim!r:.40}")
-    return float(claim)
-
-
-def _is_finite(number: object) -> bool:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
-    try:
-        return math.isfinite(float(number))
-    except OverflowError:
-        return False
 
 
 def _measure_norms(checked: CheckedReplies, model: SentModel | None) -> None:
@@ -208,6 +185,17 @@ def _reject_unusual_metrics(checked: CheckedReplies) -> None:
     for reply, shape in zip(replies, shapes, strict=True):
         if shape != usual:
             checked.reject(reply.node, Reason.METRICS, "not the metrics that most clients send")
+
+
+def _reject_wild_losses(checked: CheckedReplies, key: str | None) -> None:
+    """Where a strategy computes with a loss, an extreme one would decide the round alone."""
+    if key is None:
+        return
+    replies = checked.valid
+    wild = find_wild_losses([reply.metrics for reply in replies], key)
+    checked.valid = [reply for i, reply in enumerate(replies) if i not in wild]
+    for i, detail in wild.items():
+        checked.reject(replies[i].node, Reason.METRICS, detail)
 
 
 def _get_metric_shapes(metrics: Mapping[str, Metric]) -> tuple[tuple[str, int], ...]:

@@ -16,6 +16,7 @@ from ..core import Cohort, Layout
 from .arrays import NDArray
 from .reply_checks import ValidReply
 from .sent_model import SentModel
+from .strategy_inputs import StrategyMetrics, get_arrays_key
 
 METRICS = "metrics"  # the record of metrics in rebuilt messages
 
@@ -30,7 +31,7 @@ class ReplyConverter:
 
     @classmethod
     def of(cls, strategy: Strategy, arrays: Mapping[str, NDArray], head: str | None) -> ReplyConverter:
-        return cls(SentModel.of(arrays, head), get_weight_key(strategy), get_arrays_key(strategy))
+        return cls(SentModel.of(arrays, head), StrategyMetrics.of(strategy).weight, get_arrays_key(strategy))
 
     @property
     def arrays(self) -> Mapping[str, NDArray]:
@@ -122,23 +123,6 @@ def build_metrics_message(reply: ValidReply, metrics: Mapping[str, Any], weight_
     """A new message that holds only these metrics and the weight."""
     content = RecordDict({METRICS: MetricRecord({**metrics, weight_key: weight})})
     return make_message(metadata=reply.message.metadata, content=content)
-
-
-def get_weight_key(strategy: Strategy) -> str:
-    return str(_find_attribute(strategy, "weighted_by_key", "num-examples"))
-
-
-def get_arrays_key(strategy: Strategy) -> str:
-    return str(_find_attribute(strategy, "arrayrecord_key", "arrays"))
-
-
-def _find_attribute(strategy: Strategy, name: str, default: str) -> Any:
-    """Of the strategy, or of a strategy that it wraps."""
-    while strategy is not None:
-        if hasattr(strategy, name):
-            return getattr(strategy, name)
-        strategy = getattr(strategy, "strategy", None)  # type: ignore[assignment]
-    return default
 
 
 def _serialize(arrays: Mapping[str, NDArray]) -> dict[str, Array]:

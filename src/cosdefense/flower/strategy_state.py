@@ -98,10 +98,10 @@ def describe_strategy(strategy: Strategy) -> str:
 @contextmanager
 def restore_on_failure(strategy: Strategy) -> Iterator[None]:
     """Restore the attributes of a strategy if the block raises, or if they would no longer be finite."""
-    before = [(owner, dict(vars(owner))) for owner in _walk_strategies(strategy)]
+    before = [(owner, dict(vars(owner))) for owner in walk_strategies(strategy)]
     try:
         yield
-        for owner in _walk_strategies(strategy):
+        for owner in walk_strategies(strategy):
             for name, value in vars(owner).items():
                 if not _is_finite(value):
                     raise ValueError(f"{type(owner).__name__}.{name} would not be finite from now on")
@@ -112,11 +112,11 @@ def restore_on_failure(strategy: Strategy) -> Iterator[None]:
         raise
 
 
-def _walk_strategies(strategy: Strategy) -> Iterator[Strategy]:
+def walk_strategies(strategy: Strategy) -> Iterator[Strategy]:
     yield strategy
     for value in vars(strategy).values():
         if isinstance(value, Strategy):
-            yield from _walk_strategies(value)
+            yield from walk_strategies(value)
 
 
 def _is_finite(value: Any) -> bool:
