@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..ops import compute_dtype
-from .layout import Layout, UnknownLayer
+from .layout import Layout
 from .trusted_data import MissingTrustedData, TrustedData
 
 
@@ -93,10 +93,7 @@ class Cohort:
 
     def layer(self, name: str | None = None) -> tuple[Float[Tensor, "n k"], Float[Tensor, " k"]]:
         """The updates and the global parameters of one named tensor (default: the head), as views."""
-        name = name or self.layout.require_head()
-        if name not in self.layout.trainable:  # buffers count in no score
-            raise UnknownLayer(f"layer must be one of {sorted(self.layout.trainable)}, got {name!r}")
-        where = self.layout.slices[name]
+        where = self.layout.slices[self.layout.find_layer(name)]
         return self.updates[:, where], self.params[where]
 
     def trainable(self) -> Float[Tensor, "n t"]:

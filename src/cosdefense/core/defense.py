@@ -57,6 +57,13 @@ class Defense:
         parts: tuple[Part | ClientHook, ...] = (*self.filters, self.aggregator, *self.hooks)
         return frozenset().union(*(part.needs for part in parts))
 
+    def select_layers(self, layout: Layout) -> tuple[str, ...] | None:
+        """The names of the tensors that the filters look at. None: all of them."""
+        selected = [part.select_layers(layout) for part in self.filters]
+        if not selected or None in selected:
+            return None
+        return tuple({name: None for names in selected for name in names or ()})
+
     def init(self) -> State:
         """What every part remembers before the first round."""
         return tuple(part.init() for part in (*self.filters, self.aggregator))
@@ -86,6 +93,7 @@ class Defense:
         cohort, rows = _drop_rejected(_reweight(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
         finite = cohort.updates
         *memories, last = state
+        rewritten = False
         for i, part in enumerate(self.filters):
             cohort, rows = _drop_rejected(cohort, rows)
             if len(cohort) == 0:
@@ -96,14 +104,14 @@ class Defense:
             if judgment.points is not None:
                 points[label] = scatter_rows(judgment.points, rows, len(received), fill=float("nan"))
             if judgment.updates is not None:
-                cohort = replace(cohort, updates=judgment.updates)
+                cohort, rewritten = replace(cohort, updates=judgment.updates), True
             cohort = _reweight(cohort, judgment.weights)
         skipped = None
         if not bool((cohort.weights != 0).any()):
             skipped = "every client was rejected" if evidence else "no client sent finite numbers"
         elif not self.aggregator.skips_rejected or cohort.updates is not finite:  # rewritten rows may hold anything
             cohort, rows = _drop_rejected(cohort, rows)
-        return Judged(received, cohort, rows, evidence, points, skipped), (*memories, last)
+        return Judged(received, cohort, rows, evidence, points, skipped, rewritten=rewritten), (*memories, last)
 
     def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
         """Run the aggregator on the remaining rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,19 @@ class Layout:
                 f"model: pass head=... (or layer=... to the rule itself), one of {matrices or sorted(self.trainable)}"
             )
         return self.head
+
+    def find_layer(self, name: str | None = None) -> str:
+        """The name of a trainable tensor (default: the head), or an error that lists the names there are."""
+        name = name or self.require_head()
+        if name not in self.trainable:  # buffers count in no score
+            raise UnknownLayer(f"layer must be one of {sorted(self.trainable)}, got {name!r}")
+        return name
+
+    def only(self, names: Collection[str]) -> Layout:
+        """The layout of a shorter vector, which holds only these tensors."""
+        shapes = tuple((name, shape) for name, shape in self.shapes if name in names)
+        n_trainable = sum(math.prod(shape) for name, shape in shapes if name in self.trainable)
+        return Layout(shapes, self.head if self.head in names else None, n_trainable)
 
     @cached_property
     def slices(self) -> dict[str, slice]:

@@ -64,6 +64,14 @@ class Filter(Part):
     reject everybody.
     """
 
+    def select_layers(self, layout: Layout) -> tuple[str, ...] | None:
+        """The names of the tensors that the filter looks at. None: all of them.
+
+        A filter that names tensors must decide from these alone and must not rewrite rows: a server that only needs
+        its verdict may pass a cohort without the other tensors, which saves nearly all memory.
+        """
+        return None
+
     @abstractmethod
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]: ...
 

@@ -44,6 +44,7 @@ class Judged:
         points: As in `Verdict`.
         skipped: Why there is nothing to combine, if so.
         too_few_clients: Whether that is because a rule has fewer clients than it needs.
+        rewritten: Whether a filter has rewritten rows. Otherwise the remaining rows are those that were received.
     """
 
     received: Cohort
@@ -53,6 +54,7 @@ class Judged:
     points: Mapping[str, Float[Tensor, "n 2"]]
     skipped: str | None = None
     too_few_clients: bool = False
+    rewritten: bool = False
 
     @classmethod
     def skip(cls, cohort: Cohort, problem: TooFewClients) -> Judged:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State
+from ..core import Cohort, Filter, Judgment, Layout, State
 from ..ops import cosine, mean_of, median_of, min_max, std_of
 
 Threshold = Literal["mean", "mean+std", "mad"]
@@ -42,6 +42,9 @@ class CosDefense(Filter):
             raise ValueError(f"CosDefense.threshold must be one of {get_args(Threshold)}, got {self.threshold!r}")
         if not self.k >= 0:
             raise ValueError(f"CosDefense.k must be at least 0, got {self.k}")
+
+    def select_layers(self, layout: Layout) -> tuple[str, ...]:
+        return (layout.find_layer(self.layer),)
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         updates, weights = cohort.layer(self.layer)

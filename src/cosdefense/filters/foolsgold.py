@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core import ClientTable, Cohort, Filter, Judgment, Need, State
+from ..core import ClientTable, Cohort, Filter, Judgment, Layout, Need, State
 from ..ops import compute_dtype, cosines
 
 
@@ -41,6 +41,9 @@ class FoolsGold(Filter):
 
     def init(self) -> ClientTable:
         return ClientTable.empty()
+
+    def select_layers(self, layout: Layout) -> tuple[str, ...] | None:
+        return (layout.find_layer(),) if self.head_only else None
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         updates = cohort.layer()[0] if self.head_only else cohort.trainable()

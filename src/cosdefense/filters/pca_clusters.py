@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State
+from ..core import Cohort, Filter, Judgment, Layout, State
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class PCAClusters(Filter):
     source: int | None = None
     layer: str | None = None
 
+    def select_layers(self, layout: Layout) -> tuple[str, ...]:
+        return (layout.find_layer(self.layer),)
+
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         points = principal_components(standardize(self._select_updates(cohort)))
         second = two_means(points)
@@ -49,7 +52,7 @@ class PCAClusters(Filter):
         updates, _ = cohort.layer(self.layer)
         if self.source is None:
             return updates
-        shape = dict(cohort.layout.shapes)[self.layer or cohort.layout.require_head()]
+        shape = dict(cohort.layout.shapes)[cohort.layout.find_layer(self.layer)]
         if not 0 <= self.source < shape[0]:
             raise ValueError(f"PCAClusters.source must be a class below {shape[0]}, got {self.source}")
         return updates.reshape(len(cohort), *shape)[:, self.source].flatten(1)

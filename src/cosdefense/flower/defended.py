@@ -202,10 +202,13 @@ class Defended(Strategy):
         return checked
 
     def _build_cohort(self, converter: ReplyConverter, replies: Sequence[ValidReply], server_round: int) -> Cohort:
+        """If the wrapped strategy aggregates, rows hold only the tensors that the filters look at."""
+        names = None if self.defense_aggregates else self.defense.select_layers(converter.layout)
+        model = converter.model.only(names)
         return Cohort.of(
-            converter.to_updates(replies),
-            converter.params,
-            converter.layout,
+            model.compute_updates([reply.arrays for reply in replies]),
+            model.params,
+            model.layout,
             torch.tensor([to_signed(reply.node) for reply in replies]),
             weights=torch.tensor([self._get_weight(reply) for reply in replies], dtype=torch.float64),
             seed=derive(self.seed, "defense", server_round),
@@ -220,13 +223,13 @@ class Defended(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let the wrapped strategy aggregate the accepted replies, or the aggregate of the defense."""
         replies = {to_signed(reply.node): reply for reply in checked.valid}
-        remaining = judged.accepted
-        accepted = [replies[client] for client in remaining.clients.tolist()]
+        kept = judged.remaining.weights != 0  # `judged.accepted` would copy their rows
+        accepted = [replies[client] for client in judged.remaining.clients[kept].tolist()]
         if self.defense_aggregates:
-            params = converter.params + verdict.update
-            messages = [converter.to_combined_message(accepted, remaining.weights.tolist(), params)]
+            weights, params = judged.remaining.weights[kept].tolist(), converter.params + verdict.update
+            messages = [converter.to_combined_message(accepted, weights, params)]
         else:
-            messages = converter.to_messages(accepted, judged.received, remaining)
+            messages = converter.to_messages(accepted, judged)
         name = describe_strategy(self.strategy)
         try:
             with _seed_global_generators(self.seed, "aggregate", server_round), restore_on_failure(self.strategy):

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import make_message
 from flwr.serverapp.strategy import Strategy
 
-from ..core import Cohort, Layout
+from ..core import Judged, Layout
 from .arrays import NDArray
 from .reply_checks import ValidReply
 from .sent_model import SentModel
@@ -45,31 +45,28 @@ class ReplyConverter:
     def params(self) -> torch.Tensor:
         return self.model.params
 
-    def to_updates(self, replies: Sequence[ValidReply]) -> torch.Tensor:
-        """One row per reply, written in place: a second copy of all models may not fit into memory."""
-        start = self.params.numpy()
-        # numpy's memory, because it asks for huge pages: the first write to torch's takes four times as long.
-        rows = np.empty((len(replies), len(start)), start.dtype)
-        with np.errstate(over="ignore"):  # the difference of finite numbers may overflow: the defense rejects it
-            for row, reply in zip(rows, replies, strict=True):
-                for name, where in self.layout.slices.items():
-                    array = reply.arrays[name]
-                    shape = array.shape
-                    np.subtract(array, start[where].reshape(shape), out=row[where].reshape(shape))
-        return torch.from_numpy(rows)
+    def to_messages(self, accepted: Sequence[ValidReply], judged: Judged) -> list[Message]:
+        """One message per accepted client, with the weight that the filters gave it.
 
-    def to_messages(self, accepted: Sequence[ValidReply], received: Cohort, remaining: Cohort) -> list[Message]:
-        """One message per accepted client, with the weight that the filters gave it."""
-        rows = dict(zip(received.clients.tolist(), received.updates, strict=True))
-        messages = []
-        for reply, client, row, weight in zip(
-            accepted, remaining.clients.tolist(), remaining.updates, remaining.weights.tolist(), strict=True
-        ):
-            # The arrays that were received, unless a filter has changed the update.
-            changed = not np.array_equal(row.numpy(), rows[client].numpy())
-            arrays = _serialize(self.to_arrays(received.params + row)) if changed else reply.serialized
-            messages.append(self._build_message(reply, arrays, reply.metrics, weight))
-        return messages
+        The arrays are those that were received, without a copy, unless a filter has changed the update.
+        """
+        weights = judged.remaining.weights
+        arrays = self._serialize_rewritten(accepted, judged) if judged.rewritten else [r.serialized for r in accepted]
+        return [
+            self._build_message(reply, own, reply.metrics, weight)
+            for reply, own, weight in zip(accepted, arrays, weights[weights != 0].tolist(), strict=True)
+        ]
+
+    def _serialize_rewritten(self, accepted: Sequence[ValidReply], judged: Judged) -> list[Mapping[str, Array]]:
+        """Filters that rewrite rows leave many of them as they are: these stay as they were received."""
+        remaining = judged.accepted
+        rows = judged.rows[(judged.remaining.weights != 0).cpu()].tolist()
+        return [
+            reply.serialized
+            if torch.equal(update, judged.received.updates[row])
+            else _serialize(self.to_arrays(self.params + update))
+            for reply, update, row in zip(accepted, remaining.updates, rows, strict=True)
+        ]
 
     def to_combined_message(
         self, accepted: Sequence[ValidReply], weights: Sequence[float], params: torch.Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..core import Layout
+from ..ops.parallel import map_in_threads
 from .arrays import ArraySpec, NDArray, get_specs
 
 
@@ -23,6 +24,10 @@ class SentModel:
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray], head: str | None = None) -> SentModel:
         return cls(arrays, Layout.of(arrays, head))
+
+    def only(self, names: Collection[str] | None) -> SentModel:
+        """The same model with a vector that holds only these tensors. None: all of them."""
+        return self if names is None else SentModel(self.arrays, self.layout.only(names))
 
     @cached_property
     def specs(self) -> dict[str, ArraySpec]:
@@ -39,3 +44,21 @@ class SentModel:
                 dtype=np.float64 if wide else np.float32,
             )
         )
+
+    def compute_updates(self, replies: Sequence[Mapping[str, NDArray]]) -> torch.Tensor:
+        """One row per reply: its arrays minus the model. Written in place, in threads.
+
+        A second copy of all models may not fit into memory.
+        """
+        start = self.params.numpy()
+        # numpy's memory, because it asks for huge pages: the first write to torch's takes four times as long.
+        rows = np.empty((len(replies), len(start)), start.dtype)
+
+        def write(number: int) -> None:
+            for name, where in self.layout.slices.items():
+                with np.errstate(over="ignore"):  # the defense rejects rows that are not finite
+                    np.subtract(replies[number][name].reshape(-1), start[where], out=rows[number, where])
+
+        for _ in map_in_threads(write, range(len(replies))):
+            pass
+        return torch.from_numpy(rows)
