@@ -168,6 +168,18 @@ class Forgets(Filter):
 
 
 @dataclass(frozen=True)
+class LooksElsewhere(Filter):
+    """Names the head and reads everything."""
+
+    def select_layers(self, layout: Layout) -> tuple[str, ...]:
+        return (layout.find_layer(),)
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        norms = cohort.trainable().double().norm(dim=1)
+        return Judgment(norms, norms <= norms.median()), state
+
+
+@dataclass(frozen=True)
 class SumsUp(Aggregator):
     def __call__(self, cohort: Cohort, state: State) -> tuple[torch.Tensor, State]:
         return cohort.updates.sum(dim=0), state
@@ -207,6 +219,7 @@ class WritesForged(Attack):
         (check_filter, Scribbles(), "must not write to its input"),
         (check_filter, Forgets(), "must not write to the state"),
         (check_filter, Thawed(), "frozen"),
+        (check_filter, LooksElsewhere(), "must accept the same|must be the same"),
         (check_aggregator, SumsUp(), "identical clients"),
         (check_aggregator, Narrows(), "must stay torch.float64"),
         (check_attack, WritesForged(), "must not write"),

@@ -179,3 +179,13 @@ def test_mistakes_are_named() -> None:
         Layout.of({"count": torch.zeros(1, dtype=torch.int64)})
     with unchecked(), pytest.raises(TypeError, match=r"an nn.Module or a dict of named tensors, got list"):
         Layout.of([torch.zeros(3)])  # type: ignore[arg-type]
+
+
+def test_a_layout_of_some_tensors() -> None:
+    layout = Layout((("a", (2, 3)), ("b", (4,)), ("c", (5, 4)), ("norm.running_var", (4,))), "c", 30)
+    short = layout.only({"norm.running_var", "c"})
+    assert short == Layout((("c", (5, 4)), ("norm.running_var", (4,))), "c", 20)
+    assert layout.only({"a"}) == Layout((("a", (2, 3)),), None, 6)
+    assert short.find_layer() == short.find_layer("c") == "c"
+    with pytest.raises(UnknownLayer, match="must be one of"):
+        short.find_layer("norm.running_var")

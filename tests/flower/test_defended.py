@@ -13,11 +13,13 @@ from federations import NODES, LocalGrid, content, honest, model, record, reply,
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrimmedAvg
 
-from cosdefense import Cohort, Defense, Layout
+from cosdefense import Cohort, Defense, Filter, Layout
 from cosdefense.aggregators import Mean, Median
-from cosdefense.core import derive
-from cosdefense.filters import Clip, CosDefense, MultiKrum
+from cosdefense.catalog.registry import FILTERS
+from cosdefense.core import Need, derive
+from cosdefense.filters import Clip, CosDefense, FoolsGold, MultiKrum
 from cosdefense.flower import Defended, Reason
+from cosdefense.flower.node_ids import to_signed
 from cosdefense.flower.reasons import Rejection
 from cosdefense.hooks import FLWBC, AdversarialTraining
 
@@ -84,6 +86,34 @@ def test_accepted_replies_go_to_the_wrapped_strategy() -> None:
     assert to_arrays(arrays)["norm.num_batches_tracked"] == 7  # counters do not travel
     assert metrics is not None
     assert metrics["cosdefense-rejected-defense"] == 8 - len(kept)
+
+
+FILTERS_WITHOUT_DATA = [
+    *(kind() for kind in FILTERS.values() if Need.SERVER_DATA not in kind.needs),
+    CosDefense(layer="body.weight"),
+    FoolsGold(head_only=True),
+]
+
+
+@pytest.mark.parametrize("part", FILTERS_WITHOUT_DATA, ids=repr)
+def test_a_filter_decides_as_if_it_had_the_whole_updates(part: Filter) -> None:
+    """Where the strategy aggregates, rows hold only the tensors that the filter looks at."""
+    start, defended = model(), Defended(fedavg(), part, seed=3)
+    defense, layout = Defense((part,), Mean()), Layout.of(start)
+    params, state = layout.flatten(start), defense.init()
+    for number in (1, 2):
+        replies = make_replies(send_round(defended, start, server_round=number), malicious=2)
+        defended.aggregate_train(number, replies)
+        assert defended.record is not None
+        sent = {r.metadata.src_node_id: layout.flatten(to_arrays(r.content["arrays"])) for r in replies}
+        rows = torch.stack([sent[node] - params for node in defended.record.clients])
+        clients = torch.tensor([to_signed(node) for node in defended.record.clients])
+        whole = Cohort.of(rows, params, layout, clients, seed=derive(3, "defense", number))
+        verdict, state = defense(whole, state)
+        assert [w != 0 for w in defended.record.weights] == (verdict.weights != 0).tolist()
+        assert defended.record.weights == pytest.approx(verdict.weights.tolist(), rel=1e-5)
+        for name, scores in verdict.evidence.items():
+            assert defended.record.scores[name] == pytest.approx(scores.tolist(), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedMedian, FedTrimmedAvg, FedAdam, FedAvgM])

@@ -16,6 +16,7 @@ from ..attacks import Attack
 from ..catalog.registry import build_attack, build_defense, describe
 from ..core import Aggregator, Cohort, Defense, Filter, Part, State, TooFewClients, pack, unpack
 from .examples import LAYOUT, cohorts, masks
+from .selected_layers import check_selected_layers
 
 __all__ = ["LAYOUT", "check_aggregator", "check_attack", "check_defense", "check_filter"]
 
@@ -36,6 +37,7 @@ def check_filter(part: Filter, *, device: str = "cpu", may_reject_identical: boo
     for cohort in cohorts(device, half_precision=True):
         _check_part(part, cohort, _judge)
     _check_identical_clients(part, device, may_reject_identical)
+    check_selected_layers(part, device=device)
     check_defense(Defense((part,), Mean()), device=device)
 
 
