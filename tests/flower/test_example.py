@@ -18,6 +18,8 @@ from certificates import make_certificates, make_node_key
 from loopback import COMMANDS, Loopback
 
 from cosdefense.runs.records import RoundRecord, RunRecord, read_run
+from cosdefense.runs.run_folder import RunFolder
+from cosdefense.runs.run_lock import RunInUse
 
 if not (COMMANDS / "flower-superlink").exists():
     pytest.skip("flower-superlink is not installed beside this Python", allow_module_level=True)
@@ -92,11 +94,28 @@ def interrupted(federation: Loopback, tmp_path_factory: pytest.TempPathFactory) 
     }  # fmt: skip
     federation.submit(APP, **settings)
     federation.wait_for(lambda: (folder / "checkpoint.safetensors").exists(), "the first round", TIMEOUT)
+    kill_superlink_alone(federation)
+    federation.wait_for(lambda: is_unlocked(folder), "the end of the orphaned ServerApp", TIMEOUT)
     federation.stop("superlink", signal.SIGKILL)
     first = read_run(folder)
     federation.start_superlink()
     federation.wait_for_run(federation.submit(APP, **settings, resume=True), TIMEOUT)
     return folder, first
+
+
+def kill_superlink_alone(federation: Loopback) -> None:
+    """Not the processes that it started: its ServerApp is orphaned."""
+    superlink = federation.processes["superlink"]
+    superlink.kill()
+    superlink.wait()
+
+
+def is_unlocked(folder: Path) -> bool:
+    try:
+        with RunFolder(folder).lock():
+            return True
+    except RunInUse:
+        return False
 
 
 def test_malicious_nodes_are_rejected_and_the_model_learns(
@@ -114,7 +133,10 @@ def test_malicious_nodes_are_rejected_and_the_model_learns(
 
 
 def test_a_killed_superlink_resumes_after_the_last_round(interrupted: tuple[Path, RunRecord]) -> None:
-    """The SuperLink and its ServerApp were killed after the first round. A run with resume=true did the second."""
+    """The SuperLink was killed after the first round. Its ServerApp ended without another record and released the lock.
+
+    A run with resume=true did the second round.
+    """
     folder, first = interrupted
     assert len(first.rounds) == 1
     rounds = read_run(folder).rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -16,19 +17,21 @@ import numpy as np
 import pytest
 from federations import LocalGrid, honest, model, record, to_arrays
 from flwr.app import ArrayRecord, Message, MetricRecord
-from strategies import STRATEGIES
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam, FedAvg, Strategy
+from strategies import NODES, STRATEGIES
 
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean, Median
 from cosdefense.filters import RFFL, Clip, FoolsGold, Krum, MultiKrum
 from cosdefense.flower import Defended
 from cosdefense.report import write_report
-from cosdefense.runs.checkpoint import DamagedCheckpoint
+from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint, write_checkpoint
 from cosdefense.runs.records import RoundRecord, read_run
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.run_lock import RunInUse
 
 ROUNDS = 4
+ACCEPT_ALL = Clip(1e9)
 PAIRS: dict[str, Filter] = {"FedAdam": FoolsGold(), "FedAvgM": RFFL(warm_up=1), "DP, adaptive": FoolsGold()}
 Step = Callable[[], None]
 
@@ -204,7 +207,12 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def assert_refused(
-    folder: Path, message: str, kind: type[Exception], tried: Defended, arrays: Any = None, **options: Any
+    folder: Path,
+    message: str,
+    kind: type[Exception] | tuple[type[Exception], ...],
+    tried: Defended,
+    arrays: Any = None,
+    **options: Any,
 ) -> None:
     """With a clear error; the folder and the strategy stay as they were."""
     before, strategy, state = read_files(folder), dict(vars(tried.strategy)), tried.state
@@ -272,6 +280,149 @@ def test_records_without_a_checkpoint_are_not_overwritten(tmp_path: Path, resume
     run("FedAdam", tmp_path, rounds=3)
     (tmp_path / "checkpoint.safetensors").unlink()
     assert_refused(tmp_path, "3 rounds.*is missing", ValueError, defended("FedAdam", tmp_path), resume=resume)
+
+
+def resume_with(strategy: Strategy, folder: Path, rounds: int, **options: Any) -> Defended:
+    tried = Defended(strategy, FoolsGold(), checkpoint_dir=folder, **{"seed": 8, **options})
+    tried.start(LocalGrid(honest), record(model()), num_rounds=rounds, resume=True)
+    return tried
+
+
+def find_changes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says about settings that differ from those of the run that was resumed."""
+    entries = [entry.getMessage().partition("is resumed: ") for entry in caplog.records]
+    changes = [change for _, found, change in entries if found]
+    caplog.clear()
+    return changes
+
+
+def test_the_settings_of_the_operator_win_over_those_of_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only what the strategy itself has changed comes from the checkpoint; changed settings are logged once."""
+    resume_with(FedAdam(**NODES, eta=0.1), tmp_path, 2)
+    twin = resume_with(FedAdam(**NODES, eta=0.1), tmp_path, 2).strategy
+    assert find_changes(caplog) == []
+    fewer = {**NODES, "min_available_nodes": 4}
+    adam = resume_with(FedAdam(**fewer, eta=0.02), tmp_path, 2).strategy
+    assert isinstance(adam, FedAdam)
+    assert isinstance(twin, FedAdam)
+    assert (adam.min_available_nodes, adam.eta) == (4, 0.02)
+    assert adam.m_t is not None
+    assert twin.m_t is not None
+    assert adam.m_t.keys() == twin.m_t.keys()
+    assert all(np.array_equal(adam.m_t[name], twin.m_t[name]) for name in twin.m_t)
+    assert find_changes(caplog) == [
+        "min_available_nodes is now 4, it was 8 before",
+        "eta is now 0.02, it was 0.1 before",
+    ]
+    assert resume_with(FedAdam(**fewer, eta=0.02), tmp_path, 3).strategy.min_available_nodes == 4  # type: ignore[attr-defined]
+    find_changes(caplog)
+    resume_with(FedAdam(**fewer, eta=0.02), tmp_path, 4)
+    assert find_changes(caplog) == []  # the last run had these settings too
+
+
+def test_the_settings_of_wrapped_strategies_win_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The adaptive clipping norm is a state, unless the operator chooses another initial value."""
+
+    def build(norm: float, quantile: float, **options: Any) -> Strategy:
+        inner = FedAvg(**{**NODES, **options})
+        return DifferentialPrivacyServerSideAdaptiveClipping(
+            inner, 0.5, 8, initial_clipping_norm=norm, target_clipped_quantile=quantile
+        )
+
+    first: Any = resume_with(build(0.1, 0.5), tmp_path, 2).strategy
+    assert first.clipping_norm != 0.1
+    again: Any = resume_with(build(0.1, 0.6, min_available_nodes=3), tmp_path, 2).strategy
+    assert again.clipping_norm == first.clipping_norm
+    assert (again.target_clipped_quantile, again.strategy.min_available_nodes) == (0.6, 3)
+    assert find_changes(caplog) == [
+        "strategy.min_available_nodes is now 3, it was 8 before",
+        "target_clipped_quantile is now 0.6, it was 0.5 before",
+    ]
+    other: Any = resume_with(build(0.2, 0.5), tmp_path, 2).strategy
+    assert other.clipping_norm == 0.2
+    assert find_changes(caplog) == [
+        "clipping_norm is now 0.2, it was 0.1 before, and the state that grew from it starts again"
+    ]
+
+
+def test_the_seed_of_the_operator_wins(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resume_with(FedAvg(**NODES), tmp_path, 1)
+    assert resume_with(FedAvg(**NODES), tmp_path, 1, seed=None).seed == 8
+    assert find_changes(caplog) == []
+    assert resume_with(FedAvg(**NODES), tmp_path, 1, seed=9).seed == 9
+    assert find_changes(caplog) == ["the seed, so other nodes are sampled"]
+
+
+def test_an_interrupted_round_does_not_change_what_is_resumed(tmp_path: Path) -> None:
+    """The same object resumes: its momenta are those of a round that was never saved."""
+
+    def stop(number: int, arrays: ArrayRecord) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    tried = Defended(FedAdam(**NODES), FoolsGold(), checkpoint_dir=tmp_path / "stopped", seed=8)
+    with pytest.raises(KeyboardInterrupt):
+        tried.start(LocalGrid(honest), record(model()), num_rounds=4, evaluate_fn=stop)
+    result = tried.start(LocalGrid(honest), record(model()), num_rounds=4, resume=True)
+    whole = Defended(FedAdam(**NODES), FoolsGold(), checkpoint_dir=tmp_path / "whole", seed=8)
+    expected = whole.start(LocalGrid(honest), record(model()), num_rounds=4)
+    assert [a.data for a in result.arrays.values()] == [a.data for a in expected.arrays.values()]
+
+
+def change_checkpoint(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], int | None]) -> None:
+    """Write a checkpoint with a valid digest that no run would write."""
+    path = folder / "checkpoint.safetensors"
+    before = read_checkpoint(path)
+    metadata, tensors = json.loads(json.dumps(before.metadata)), dict(before.tensors)
+    n_rounds = change(metadata, tensors)
+    write_checkpoint(path, Checkpoint(before.next_round if n_rounds is None else n_rounds, tensors, metadata))
+
+
+def replace_model(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["model.head.weight"] = tensors["model.head.weight"] * float("nan")
+
+
+def add_history(entry: list[Any]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda metadata, _: metadata["metrics"]["train_metrics_clientapp"].append(entry)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda *_: 10**9, r"needs rounds 0 to 999999999.*got 2 of them"),
+        (lambda *_: -1, "needs a number of rounds, got -1"),
+        (replace_model, "a model whose 'head.weight' is not finite"),
+        (add_history([10**9, {"loss": 1.0}]), r"train_metrics_clientapp holds round 1000000000, after 2 rounds"),
+        (add_history([1, {"loss": 1.0}]), "train_metrics_clientapp holds round 1, after 2 rounds"),  # twice
+        (add_history([0, {"loss": [0.0] * 10**6}]), "the metrics are more than 1000000 numbers"),
+        (add_history([0, {"loss": "low"}]), "train_metrics_clientapp holds .*low.*, not a round and its metrics"),
+        (add_history([0]), "train_metrics_clientapp holds .*0.*, not a round and its metrics"),
+        (lambda metadata, _: metadata.__delitem__("seed"), "does not hold the state of a federation: KeyError: .*seed"),
+        (lambda metadata, _: metadata["strategy"].update({"__class__": 1}), "holds '__class__', which no strategy has"),
+        (lambda metadata, _: metadata["strategy"].update({"a.b": 1}), "holds 'a.b', which no strategy has"),
+    ],
+
+)  # fmt: skip
+def test_a_checkpoint_that_no_run_has_written_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], int | None], message: str
+) -> None:
+    """Its digest is right, as in a file that somebody has forged."""
+    run("FedAdam", tmp_path, rounds=2)
+    change_checkpoint(tmp_path, change)
+    assert_refused(tmp_path, message, (DamagedCheckpoint, ValueError), defended("FedAdam", tmp_path))
+
+
+def test_metrics_that_are_too_many_for_a_checkpoint_are_left_out(tmp_path: Path) -> None:
+    """Otherwise the file could be written and not be read."""
+    many = MetricRecord({"all": [0.5] * 300_000})
+    for rounds in (4, 5):
+        tried = defended("FedAvg", tmp_path, ACCEPT_ALL)
+        result = tried.start(
+            LocalGrid(honest), record(model()), num_rounds=rounds, evaluate_fn=lambda *_: many, resume=True
+        )
+    assert list(result.evaluate_metrics_serverapp) == [2, 3, 4, 5]
 
 
 def test_attributes_that_cannot_be_saved_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -140,13 +141,14 @@ def test_a_writer_that_has_lost_its_lock_writes_nothing(tmp_path: Path, replace:
         (folder.path / "lock").unlink()
         with RunFolder(folder.path).lock() if replace else nullcontext():
             before = contents(folder.path)
-            for write in (
+            writes: list[Callable[[], None]] = [
                 lambda: folder.append(record(3)),
                 lambda: folder.save(checkpoint),
                 lambda: folder.rewind(checkpoint),
                 lambda: folder.begin(HEADER),
                 folder.finish,
-            ):
+            ]
+            for write in writes:
                 with pytest.raises(RunInUse, match="lock was removed or replaced while this process held it"):
                     write()
             assert contents(folder.path) == before

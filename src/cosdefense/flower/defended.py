@@ -39,7 +39,7 @@ from .reply_conversion import ReplyConverter, build_metrics_message
 from .round_record import build_evaluate_metrics, build_record, build_train_metrics
 from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics
-from .strategy_state import describe_strategy, restore_on_failure
+from .strategy_state import describe_strategy, fingerprint_strategy, restore_on_failure
 
 log = logging.getLogger("flwr")
 
@@ -84,7 +84,8 @@ class Defended(Strategy):
         self.observers = RoundObservers(observers)
         self.weigh_by_examples, self.max_examples = weigh_by_examples, max_examples
         # Decides which nodes are sampled and which noise is drawn, so it must stay secret.
-        self.seed = secrets.randbits(62) if seed is None else seed
+        self.seed, self.has_own_seed = secrets.randbits(62) if seed is None else seed, seed is not None
+        self.constructed = fingerprint_strategy(strategy)  # to tell its settings from its state
         self.state: State = self.defense.init()
         self.record: RoundRecord | None = None  # of the last aggregated round
         self._converter: ReplyConverter | None = None  # for the model that was sent last

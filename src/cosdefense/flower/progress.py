@@ -6,16 +6,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from ..core import pack, unpack
-from ..runs.checkpoint import Checkpoint
-from .arrays import ArraySpec, get_specs, to_numpy
+from ..runs.checkpoint import Checkpoint, DamagedCheckpoint
+from .arrays import ArraySpec, NDArray, get_specs, to_numpy
+from .metric_histories import HistoryError, decode_histories, encode_histories
+from .reasons import quote_error
 from .strategy_state import describe_strategy, pack_strategy, restore_strategy
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")
 
-METRIC_HISTORIES = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 MODEL, STRATEGY, STATE = "model.", "strategy.", "state."  # prefixes of tensor names
 
 
@@ -38,7 +40,7 @@ class Progress:
 
 def to_checkpoint(progress: Progress, defended: Defended) -> Checkpoint:
     """The model, and everything else that the next round depends on."""
-    strategy = pack_strategy(defended.strategy)
+    strategy = pack_strategy(defended.strategy, defended.constructed)
     state, state_tensors = pack(defended.state)
     model = {name: torch.from_numpy(array) for name, array in to_numpy(progress.arrays).items()}
     tensors = {
@@ -48,34 +50,46 @@ def to_checkpoint(progress: Progress, defended: Defended) -> Checkpoint:
     }
     metadata = {
         "array_names": list(model), "seed": defended.seed, "settings": _get_settings(defended),
-        "strategy": strategy.attributes, "state": state,
-        "metrics": {name: _encode_history(getattr(progress.result, name)) for name in METRIC_HISTORIES},
+        "strategy": strategy.attributes, "constructed": defended.constructed, "state": state,
+        "metrics": encode_histories(progress.result),
     }  # fmt: skip
     return Checkpoint(progress.n_rounds, tensors, metadata)
 
 
 def warn_about_unsaved(defended: Defended) -> None:
     """Name the attributes of the strategy that no checkpoint can hold."""
-    if unsaved := pack_strategy(defended.strategy).unsaved:
+    if unsaved := pack_strategy(defended.strategy, defended.constructed).unsaved:
         log.warning("not in the checkpoint, a resumed run starts without its state: %s", "; ".join(unsaved))
 
 
 def restore_progress(
     checkpoint: Checkpoint, defended: Defended, specs: Mapping[str, ArraySpec], path: Path
 ) -> Progress:
-    """Restore the state of the defense and the strategy. Raises ValueError, before any change, if something differs."""
-    saved, tensors = checkpoint.metadata, checkpoint.tensors
-    for setting, current in _get_settings(defended).items():
-        if saved["settings"].get(setting) != current:
-            raise ValueError(
-                f"{path} was written with another {setting}: {saved['settings'].get(setting)}, this is {current}"
-            )
-    arrays = ArrayRecord({name: Array(tensors[f"{MODEL}{name}"].numpy()) for name in saved["array_names"]})
-    _check_model(get_specs(to_numpy(arrays)), specs, path)
-    defended.seed = saved["seed"]
-    restore_strategy(defended.strategy, saved["strategy"], _select(tensors, STRATEGY))
-    defended.state = unpack(saved["state"], _select(tensors, STATE), defended.defense.init())
-    histories = {name: _decode_history(saved["metrics"][name]) for name in METRIC_HISTORIES}
+    """Restore the state of the defense and the strategy. Raises an error, before any change, if something is wrong.
+
+    The settings that `Defended` and the strategy were constructed with stay. Where they differ from those of the run
+    that is resumed, a warning says so.
+    """
+    try:
+        saved, tensors = checkpoint.metadata, checkpoint.tensors
+        _check_settings(saved["settings"], defended, path)
+        arrays = ArrayRecord({name: Array(tensors[f"{MODEL}{name}"].numpy()) for name in saved["array_names"]})
+        histories = decode_histories(saved["metrics"], checkpoint.next_round)
+        state = unpack(saved["state"], _select(tensors, STATE), defended.defense.init())
+        seed = int(saved["seed"])
+        _check_model(to_numpy(arrays), specs, path)
+        changes = restore_strategy(
+            defended.strategy, saved["strategy"], _select(tensors, STRATEGY), defended.constructed, saved["constructed"]
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError, HistoryError) as error:
+        raise DamagedCheckpoint(f"{path} does not hold the state of a federation: {quote_error(error)}") from error
+    defended.state = state
+    if not defended.has_own_seed:
+        defended.seed = seed
+    elif defended.seed != seed:
+        changes.append("the seed, so other nodes are sampled")
+    for change in changes:
+        log.warning("another setting than in the run that is resumed: %s", change)
     return Progress(checkpoint.next_round, arrays, Result(arrays=arrays, **histories))
 
 
@@ -88,7 +102,14 @@ def _get_settings(defended: Defended) -> dict[str, str]:
     }
 
 
-def _check_model(saved: Mapping[str, ArraySpec], current: Mapping[str, ArraySpec], path: Path) -> None:
+def _check_settings(saved: Mapping[str, str], defended: Defended, path: Path) -> None:
+    for setting, current in _get_settings(defended).items():
+        if saved.get(setting) != current:
+            raise ValueError(f"{path} was written with another {setting}: {saved.get(setting)}, this is {current}")
+
+
+def _check_model(arrays: Mapping[str, NDArray], current: Mapping[str, ArraySpec], path: Path) -> None:
+    saved = get_specs(arrays)
     for name in [*current, *saved]:
         if saved.get(name) != current.get(name):
             raise ValueError(
@@ -96,15 +117,10 @@ def _check_model(saved: Mapping[str, ArraySpec], current: Mapping[str, ArraySpec
             )
     if list(saved) != list(current):
         raise ValueError(f"{path} holds another model: its arrays are in the order {list(saved)}, not {list(current)}")
+    for name, array in arrays.items():
+        if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
+            raise DamagedCheckpoint(f"{path} holds a model whose {name!r} is not finite: it cannot be trained further")
 
 
 def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _encode_history(history: Mapping[int, MetricRecord]) -> list[list[Any]]:
-    return [[number, dict(record)] for number, record in history.items()]
-
-
-def _decode_history(encoded: list[list[Any]]) -> dict[int, MetricRecord]:
-    return {int(number): MetricRecord(metrics) for number, metrics in encoded}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from .arrays import NDArray
 
 PLAIN = (bool, int, float, str)
+Attributes = Mapping[str, Any]  # JSON values by path: "m_t", or "strategy.m_t" for that of a wrapped strategy
 
 
 @dataclass
@@ -27,66 +30,130 @@ class PackedStrategy:
     unsaved: list[str] = field(default_factory=list)
 
 
-def pack_strategy(strategy: Strategy) -> PackedStrategy:
-    """All attributes of a strategy and of the strategies that it wraps, except functions."""
+def pack_strategy(strategy: Strategy, constructed: Attributes | None = None) -> PackedStrategy:
+    """The attributes of a strategy and of those that it wraps, except functions and those that are as `constructed`."""
     packed = PackedStrategy()
-    tensors = packed.tensors
 
-    def encode(value: Any) -> Any:
-        if isinstance(value, np.generic):  # before PLAIN: numpy's float64 is a float, but widens float32 arrays
-            return {"scalar": _store(np.asarray(value), tensors)}
-        if value is None or isinstance(value, PLAIN):
-            return value
-        if isinstance(value, np.ndarray):
-            return {"array": _store(value, tensors)}
-        if isinstance(value, ArrayRecord):
-            return {"arrays": [[name, _store(array.numpy(), tensors)] for name, array in value.items()]}
-        if isinstance(value, list | tuple):
-            return {type(value).__name__: [encode(item) for item in value]}
-        if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-            return {"items": [[key, encode(item)] for key, item in value.items()]}
-        if isinstance(value, Strategy):
-            return {"strategy": encode_attributes(value)}
-        raise TypeError(type(value).__name__)
+    def store(array: NDArray) -> str:
+        name = str(len(packed.tensors))
+        packed.tensors[name] = torch.from_numpy(np.array(array))
+        return name
 
-    def encode_attributes(owner: Strategy) -> dict[str, Any]:
-        encoded = {}
-        for name, value in vars(owner).items():
-            if callable(value) and not isinstance(value, Strategy):
-                continue
-            try:
-                encoded[name] = encode(value)
-            except TypeError as error:
-                packed.unsaved.append(f"{type(owner).__name__}.{name}, a {error}")
-        return encoded
-
-    packed.attributes = encode_attributes(strategy)
+    for path, owner, value in _walk_attributes(strategy):
+        try:
+            if constructed is None or _has_changed(value, path, constructed):
+                packed.attributes[path] = _encode(value, store)
+        except TypeError as error:
+            packed.unsaved.append(f"{type(owner).__name__}.{path.rpartition('.')[2]}, a {error}")
     return packed
 
 
-def restore_strategy(strategy: Strategy, packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Set the saved attributes. Others stay as the strategy was constructed."""
+def fingerprint_strategy(strategy: Strategy) -> dict[str, Any]:
+    """All attributes as JSON values, with digests in place of arrays: to find out later which have changed."""
+    attributes = {}
+    for path, _, value in _walk_attributes(strategy):
+        with suppress(TypeError):
+            attributes[path] = _encode(value, _digest)
+    return attributes
 
-    def decode(value: Any, current: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        ((kind, content),) = value.items()
-        if kind == "scalar":
-            return tensors[content].numpy()[()]
-        if kind == "array":
-            return tensors[content].numpy().copy()
-        if kind == "arrays":
-            return ArrayRecord({name: Array(tensors[key].numpy().copy()) for name, key in content})
-        if kind == "items":
-            return {key: decode(item, None) for key, item in content}
-        if kind == "strategy":
-            restore_strategy(current, content, tensors)
-            return current
-        sequence = [decode(item, None) for item in content]
-        return tuple(sequence) if kind == "tuple" else sequence
 
-    for name, value in packed.items():
-        setattr(strategy, name, decode(value, getattr(strategy, name, None)))
+def restore_strategy(
+    strategy: Strategy,
+    packed: Attributes,
+    tensors: Mapping[str, Tensor],
+    constructed: Attributes,
+    constructed_before: Attributes,
+) -> list[str]:
+    """Set the attributes that the strategy itself had changed. What its constructor was given now stays.
+
+    Both `constructed` are the attributes after the constructor: of this strategy, and of that which was saved. Returns
+    where they differ, in words.
+    """
+    given = {
+        path: value
+        for path, value in constructed.items()
+        if path in constructed_before and _to_text(value) != _to_text(constructed_before[path])
+    }
+    state = [
+        (*_find_owner(strategy, path), _decode(value, tensors)) for path, value in packed.items() if path not in given
+    ]
+    for owner, name, value in state:  # only after all of them could be read
+        setattr(owner, name, value)
+    return [
+        f"{path} is now {_show(value)}, it was {_show(constructed_before[path])} before"
+        + (", and the state that grew from it starts again" if path in packed else "")
+        for path, value in given.items()
+    ]
+
+
+def _walk_attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str, Strategy, Any]]:
+    """Path, owner and value, except functions."""
+    for name, value in vars(strategy).items():
+        if isinstance(value, Strategy):
+            yield from _walk_attributes(value, f"{prefix}{name}.")
+        elif not callable(value):
+            yield f"{prefix}{name}", strategy, value
+
+
+def _find_owner(strategy: Strategy, path: str) -> tuple[Strategy, str]:
+    *owners, name = path.split(".")
+    for owner in owners:
+        strategy = vars(strategy).get(owner)  # type: ignore[assignment]
+    if not isinstance(strategy, Strategy) or not name.isidentifier() or name.startswith("__"):
+        raise ValueError(f"the checkpoint holds {path!r}, which no strategy has")
+    return strategy, name
+
+
+def _has_changed(value: Any, path: str, constructed: Attributes) -> bool:
+    before = constructed.get(path)
+    if path not in constructed or (value is None) != (before is None):
+        return True  # most states start as None: no need to digest them
+    return _to_text(_encode(value, _digest)) != _to_text(before)
+
+
+def _encode(value: Any, store: Callable[[NDArray], str]) -> Any:
+    if isinstance(value, np.generic):  # before PLAIN: numpy's float64 is a float, but widens float32 arrays
+        return {"scalar": store(np.asarray(value))}
+    if value is None or isinstance(value, PLAIN):
+        return value
+    if isinstance(value, np.ndarray):
+        return {"array": store(value)}
+    if isinstance(value, ArrayRecord):
+        return {"arrays": [[name, store(array.numpy())] for name, array in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_encode(item, store) for item in value]}
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        return {"items": [[key, _encode(item, store)] for key, item in value.items()]}
+    raise TypeError(type(value).__name__)
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "scalar":
+        return tensors[content].numpy()[()]
+    if kind == "array":
+        return tensors[content].numpy().copy()
+    if kind == "arrays":
+        return ArrayRecord({name: Array(tensors[key].numpy().copy()) for name, key in content})
+    if kind == "items":
+        return {key: _decode(item, tensors) for key, item in content}
+    sequence = [_decode(item, tensors) for item in content]
+    return tuple(sequence) if kind == "tuple" else sequence
+
+
+def _digest(array: NDArray) -> str:
+    content = f"{array.dtype.str} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _to_text(encoded: Any) -> str:
+    return json.dumps(encoded)  # NaN equals NaN, and 1 is not True
+
+
+def _show(encoded: Any) -> str:
+    return repr(encoded) if encoded is None or isinstance(encoded, PLAIN) else "another value"
 
 
 def describe_strategy(strategy: Strategy) -> str:
@@ -129,9 +196,3 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic) and np.issubdtype(value.dtype, np.inexact):
         return bool(np.isfinite(value).all())
     return True
-
-
-def _store(array: NDArray, tensors: dict[str, Tensor]) -> str:
-    name = str(len(tensors))
-    tensors[name] = torch.from_numpy(np.array(array))
-    return name

@@ -71,6 +71,8 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     if _digest(text, tensors) != digest:
         raise DamagedCheckpoint(f"{path} does not hold what was written (its digest differs); {_advice(path)}")
     values = json.loads(text)
+    if type(values["next_round"]) is not int or values["next_round"] < 0:
+        raise DamagedCheckpoint(f"{path} needs a number of rounds, got {values['next_round']!r:.40}; {_advice(path)}")
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Checkpoint(values["next_round"], moved, values["metadata"])
 

@@ -115,7 +115,7 @@ class RunFolder:
         """The header and the records of the rounds before this one: all of them, or an error."""
         lines = self._lines()
         rounds = [line for line in lines[1:] if line.get("round", next_round) < next_round]
-        if [line["round"] for line in rounds] != list(range(next_round)):
+        if len(rounds) != next_round or any(line["round"] != number for number, line in enumerate(rounds)):
             raise DamagedCheckpoint(
                 f"{self.records} needs rounds 0 to {next_round - 1}, which {self.checkpoint.name} includes, got "
                 f"{len(rounds)} of them; restore the file, or delete {self.path} to start this run again"
