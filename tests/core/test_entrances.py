@@ -59,15 +59,19 @@ def state_dicts(models: list[nn.Module]) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "combine"),
-    [("fedavg", lambda rows: rows.mean(dim=0)), ("median", lambda rows: rows.median(dim=0).values)],
+    ("defense", "combine"),
+    [
+        (Defense((), Mean(), buffers="aggregator"), lambda rows: rows.mean(dim=0)),
+        (Defense((), Median()), lambda rows: rows.median(dim=0).values),
+    ],
+    ids=["mean", "median"],
 )
 def test_apply_combines_every_tensor(
-    name: str, combine: Callable[[Tensor], Tensor], server: nn.Module, trained: list[nn.Module]
+    defense: Defense, combine: Callable[[Tensor], Tensor], server: nn.Module, trained: list[nn.Module]
 ) -> None:
     """Five clients: the median is one of their numbers."""
     start, clients = server.state_dict(), state_dicts(trained)
-    result, verdict, _ = get(name).apply(start, clients)
+    result, verdict, _ = defense.apply(start, clients)
     assert list(result) == list(start)
     assert verdict.skipped is None
     for key, tensor in result.items():

@@ -67,6 +67,8 @@ def _describe_defenses() -> Iterator[str]:
         )
     yield ""
     yield "Their options:\n"
+    yield "* all of them"
+    yield f"  * `buffers = median`: {explanations_of(Defense)['buffers']}"
     for name, make in PRESETS.items():
         if options_of(make):
             yield f"* `{name}`"

@@ -7,12 +7,12 @@ for the purpose is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from .. import aggregators, attacks, filters, hooks
 from ..attacks import Attack
-from ..core import Aggregator, ClientHook, Defense, Filter
+from ..core import Aggregator, BufferRule, ClientHook, Defense, Filter
 from ..core.experiment_folder import written_name
 from . import presets
 from .imports import import_part, refuse_reserved_options
@@ -103,16 +103,20 @@ def get(name: str, **options: Any) -> Defense:
 def build_defense(table: Mapping[str, Any]) -> Defense:
     """A defense by name, `{name = "krum"}`, or by its parts, `{filters = [{name = "clip"}], aggregator = {name = …}}`.
 
-    A defense by its parts may also have `hooks`, which honest clients run.
+    A defense by its parts may also have `hooks`, which honest clients run. Every defense may say how `buffers` are
+    combined.
     """
     if "name" in table:
-        return build(PRESETS, table, Defense)
+        options = dict(table)
+        changes = {"buffers": coerce(options.pop("buffers"), BufferRule, "buffers")} if "buffers" in table else {}
+        return replace(build(PRESETS, options, Defense), **changes)
     given = check_options(_composition, table, "defense")
     aggregator = given.get("aggregator", {"name": "mean"})
     return Defense(
         tuple(build(FILTERS, part, Filter) for part in given.get("filters", ())),  # type: ignore[type-abstract]
         build(AGGREGATORS, aggregator, Aggregator),  # type: ignore[type-abstract]
         tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ())),
+        given.get("buffers", "median"),
     )
 
 
@@ -134,7 +138,8 @@ def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[
     """The table that builds this part, with every option."""
     if isinstance(part, Defense):
         table = {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
-        return table | ({"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {})
+        hooks = {"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {}
+        return {**table, **hooks, "buffers": part.buffers}
     return describe_by({**FILTERS, **AGGREGATORS, **HOOKS, **ATTACKS}, part)
 
 
@@ -167,7 +172,10 @@ def lookup(known: Mapping[str, Callable[..., T]], name: object, needed: type[T],
 
 
 def _composition(
-    filters: tuple[dict[str, Any], ...], aggregator: dict[str, Any], hooks: tuple[dict[str, Any], ...]
+    filters: tuple[dict[str, Any], ...],
+    aggregator: dict[str, Any],
+    hooks: tuple[dict[str, Any], ...],
+    buffers: BufferRule,
 ) -> None:
     """The keys of a defense by its parts; only the signature is used."""
 

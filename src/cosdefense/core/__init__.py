@@ -2,7 +2,7 @@
 
 from .client_table import ClientTable
 from .cohort import Cohort, TooFewClients
-from .defense import Defense
+from .defense import BufferRule, Defense
 from .layout import Layout, UnknownLayer
 from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
 from .randomness import derive, generator, use_seed
@@ -13,6 +13,7 @@ from .verdict import Judged, Verdict
 
 __all__ = [
     "Aggregator",
+    "BufferRule",
     "ClientHook",
     "ClientTable",
     "Cohort",

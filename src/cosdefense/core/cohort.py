@@ -100,6 +100,10 @@ class Cohort:
         """The updates without buffers, as a view: what every distance, norm and cosine is computed from."""
         return self.updates[:, : self.layout.n_trainable]
 
+    def buffers(self) -> Float[Tensor, "n b"]:
+        """The updates of what is not trained, as a view."""
+        return self.updates[:, self.layout.n_trainable :]
+
     def only(self, rows: Bool[Tensor, " n"]) -> Cohort:
         """The cohort without the rows that are False."""
         if bool(rows.all()):

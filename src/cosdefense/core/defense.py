@@ -5,6 +5,9 @@ Special cases are handled here, once for all rules:
 * A row with NaN or infinity is rejected before any filter runs.
 * Rejected rows are removed between filters, never set to zero: a zero row attracts Krum. An aggregator that skips rows
   of weight 0 (the mean) gets them as they are, because removing rows means copying all others.
+* Filters do not look at buffers (BatchNorm statistics), so that a client is accepted says nothing about its buffers.
+  They are combined by the coordinate-wise median over all clients, rejected ones included: with Krum, one client would
+  decide otherwise. It holds as long as most clients send honest ones.
 * If nobody is left, or the combined update is not finite, the model does not change and `Verdict.skipped` says why.
 * A rule with fewer clients than it needs raises `TooFewClients`. `run_round` turns that into a skipped round.
 * No update pushes a tracked variance below zero.
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +32,8 @@ from .parts import Aggregator, ClientHook, Filter, Need, Part, State, check_part
 from .trusted_data import MissingTrustedData, TrustedData
 from .verdict import Judged, Verdict, scatter_rows
 
+BufferRule = Literal["median", "aggregator"]
+
 
 @dataclass(frozen=True)
 class Defense:
@@ -40,16 +45,27 @@ class Defense:
         filters: Judge the clients, in this order.
         aggregator: Combines the updates that are left.
         hooks: What honest clients do while they train: the simulator runs them, a server cannot.
+        buffers: How buffers (BatchNorm statistics) and frozen parameters are combined. "median": the coordinate-wise
+            median over all clients, unless a filter replaces them by the server's own (FLTrust). "aggregator": by the
+            aggregator, as the weights of the model are. If that is a mean, an accepted client can move them anywhere.
     """
 
     filters: tuple[Filter, ...]
     aggregator: Aggregator
     hooks: tuple[ClientHook, ...] = ()
+    buffers: BufferRule = "median"
 
     def __post_init__(self) -> None:
         check_parts("filters", self.filters, Filter)
         check_part("aggregator", self.aggregator, Aggregator)
         check_parts("hooks", self.hooks, ClientHook)
+        if self.buffers not in get_args(BufferRule):
+            raise ValueError(f"Defense.buffers must be one of {get_args(BufferRule)}, got {self.buffers!r}")
+
+    @property
+    def combines_buffers(self) -> bool:
+        """Whether buffers are combined apart from the weights, by their median."""
+        return self.buffers == "median" and not any(part.replaces_buffers for part in self.filters)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -91,7 +107,7 @@ class Defense:
         """Run the filters. Rows that are not finite are rejected before any filter runs."""
         received, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
         cohort, rows = _drop_rejected(_reweight(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
-        finite = cohort.updates
+        finite, buffers = cohort.updates, cohort.buffers() if self.combines_buffers else None
         *memories, last = state
         rewritten = False
         for i, part in enumerate(self.filters):
@@ -111,7 +127,8 @@ class Defense:
             skipped = "every client was rejected" if evidence else "no client sent finite numbers"
         elif not self.aggregator.skips_rejected or cohort.updates is not finite:  # rewritten rows may hold anything
             cohort, rows = _drop_rejected(cohort, rows)
-        return Judged(received, cohort, rows, evidence, points, skipped, rewritten=rewritten), (*memories, last)
+        judged = Judged(received, cohort, rows, evidence, points, skipped, rewritten=rewritten, buffers=buffers)
+        return judged, (*memories, last)
 
     def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
         """Run the aggregator on the remaining rows."""

@@ -64,6 +64,9 @@ class Filter(Part):
     reject everybody.
     """
 
+    # Whether the buffers of the rows it returns are the server's own, and not those that clients sent.
+    replaces_buffers: ClassVar[bool] = False
+
     def select_layers(self, layout: Layout) -> tuple[str, ...] | None:
         """The names of the tensors that the filter looks at. None: all of them.
 

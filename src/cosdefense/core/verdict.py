@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..ops import stays_finite
+from ..ops import median, stays_finite
 from .cohort import Cohort, TooFewClients
 
 
@@ -45,6 +45,8 @@ class Judged:
         skipped: Why there is nothing to combine, if so.
         too_few_clients: Whether that is because a rule has fewer clients than it needs.
         rewritten: Whether a filter has rewritten rows. Otherwise the remaining rows are those that were received.
+        buffers: The buffers of all clients that sent finite numbers, to be combined by their median. None: the
+            aggregator combines them.
     """
 
     received: Cohort
@@ -55,6 +57,7 @@ class Judged:
     skipped: str | None = None
     too_few_clients: bool = False
     rewritten: bool = False
+    buffers: Float[Tensor, "k b"] | None = None
 
     @classmethod
     def skip(cls, cohort: Cohort, problem: TooFewClients) -> Judged:
@@ -67,12 +70,20 @@ class Judged:
         """The clients that count, with their final weights and rows."""
         return self.remaining.only(self.remaining.weights != 0)
 
+    def combine_buffers(self) -> Float[Tensor, " b"] | None:
+        """The update of the buffers. None: there are none, or the aggregator combines them."""
+        return None if self.buffers is None or not self.buffers.numel() else median(self.buffers)
+
+    def _replace_buffers(self, update: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        buffers = self.combine_buffers()
+        return update if buffers is None else torch.cat([update[: self.received.layout.n_trainable], buffers])
+
     def verdict(self, update: Float[Tensor, " d"] | None = None) -> Verdict:
         """The verdict, given the combined update. None: another program combines, and the update is zero here."""
         weights = scatter_rows(self.remaining.weights, self.rows, len(self.received), fill=0.0)
         skipped = self.skipped
         if skipped is None and update is not None:
-            update = _keep_variances_positive(update, self.received)
+            update = _keep_variances_positive(self._replace_buffers(update), self.received)
             if not stays_finite(self.received.params, update):
                 skipped = "the combined update is not finite"
         if skipped is not None or update is None:

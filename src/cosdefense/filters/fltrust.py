@@ -26,6 +26,7 @@ class FLTrust(Filter):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
+    replaces_buffers: ClassVar[bool] = True
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         own = server_update(cohort, cohort.params, cohort.seed)

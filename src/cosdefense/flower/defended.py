@@ -31,6 +31,7 @@ from ..core import (
 from ..runs.observer import RoundObserver, RoundObservers
 from ..runs.records import RoundRecord
 from .arrays import count_bytes, to_numpy
+from .buffers import combine_buffers, is_private, replace_buffers
 from .node_ids import to_signed
 from .pull_threads import PullLimits
 from .reasons import Reason, Rejection, quote_error
@@ -231,6 +232,9 @@ class Defended(Strategy):
             messages = [converter.to_combined_message(accepted, weights, params)]
         else:
             messages = converter.to_messages(accepted, judged)
+        buffers = combine_buffers(converter.model, checked.valid) if self.defense.combines_buffers else {}
+        for message in messages if buffers else ():
+            message.content[converter.arrays_key] = replace_buffers(message.content[converter.arrays_key], buffers)
         name = describe_strategy(self.strategy)
         try:
             with _seed_global_generators(self.seed, "aggregate", server_round), restore_on_failure(self.strategy):
@@ -241,6 +245,8 @@ class Defended(Strategy):
             return self._skip(checked, f"the wrapped strategy failed: {quote_error(error)}", verdict)
         if model is None:
             return self._skip(checked, f"{name} returned no model", verdict)
+        if buffers and not is_private(self.strategy):  # server optimizers are made for weights, not for statistics
+            model = replace_buffers(model, buffers)
         return model, self._record_round(checked, verdict, None, metrics)
 
     def _skip(self, checked: CheckedReplies, reason: str, verdict: Verdict | None = None) -> tuple[None, MetricRecord]:

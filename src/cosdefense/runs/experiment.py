@@ -142,13 +142,16 @@ class Experiment:
         """A digest of everything that decides the numbers; labels, the name and the memory to use do not."""
         table = to_table(self)
         del table["name"], table["training"]["max_update_memory"]
-        # Younger than the first records: runs with the defaults keep their folders.
+        # Younger than the first records: runs with what the program did before keep their folders.
         if not self.training.bfloat16:
             del table["training"]["bfloat16"]
         if self.training.fast_convolutions:
             del table["training"]["fast_convolutions"]
         for entry in (*table["attacks"], *table["defenses"]):
             del entry["label"]
+        for entry in table["defenses"]:
+            if entry["buffers"] == "aggregator":
+                del entry["buffers"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
     def folder(self, out: Path) -> Path:

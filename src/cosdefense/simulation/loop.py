@@ -101,16 +101,16 @@ def simulate(
         # The server judges the updates, combines them and moves the model.
         cohort = replace(cohort, seed=derive(seed, "defense", number))
         with profiler.measure("defend"):
-            verdict, defense_state = _defend(defense if defending else None, cohort, now.defense_state)
+            verdict, defense_state = _defend(defense, defending, cohort, now.defense_state)
             params = params + verdict.update
         now = Snapshot(number + 1, params, defense_state, attack_state)
         yield Round(number, clients, malicious, defending, verdict, now, profiler.seconds, profiler.peak_memory)
 
 
-def _defend(defense: Defense | None, cohort: Cohort, state: State) -> tuple[Verdict, State]:
-    """Apply the defense, or the plain mean while there is none."""
-    if defense is None:
-        mean = fedavg()
+def _defend(defense: Defense, defending: bool, cohort: Cohort, state: State) -> tuple[Verdict, State]:
+    """Apply the defense, or the plain mean in rounds without one. Buffers are combined in the same way in all rounds."""
+    if not defending:
+        mean = replace(fedavg(), buffers=defense.buffers)
         return mean(cohort, mean.init())[0], state
     judged, verdict, state = defense.run_round(cohort, state)
     if judged.too_few_clients:
