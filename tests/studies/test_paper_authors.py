@@ -80,7 +80,7 @@ def test_the_simulator_gives_it_the_malicious_clients(oracle: type) -> None:
 
 def test_a_file_reaches_it_by_name(oracle: type) -> None:
     experiment = load(EXPERIMENTS / "paper" / "krum-variants.toml")
-    assert experiment.defenses[1].part == Defense((oracle(),), Mean())
+    assert experiment.defenses[1].part == Defense((oracle(),), Mean(), buffers="aggregator")
 
 
 HEAD = Layout((("head", (1, 2)),), "head", 2)
@@ -170,4 +170,4 @@ def test_counters_travel_with_the_weights_and_change_nothing_else(authors: Modul
 def test_the_file_with_counters_uses_both(authors: ModuleType) -> None:
     experiment = load(EXPERIMENTS / "paper" / "cifar-10-counters.toml")
     assert dict(experiment.model) == {"name": "authors:resnet18_with_counters"}
-    assert experiment.defenses[0].part == Defense((authors.WholeClip(2.0),), Median())
+    assert experiment.defenses[0].part == Defense((authors.WholeClip(2.0),), Median(), buffers="aggregator")

@@ -22,7 +22,7 @@ MALICIOUS = slice(0, 3)
 
 
 def poisoned() -> Cohort:
-    """Ten clients. The weights of three are the mean of the honest ones, which Krum selects; their statistics are wild."""
+    """Ten clients. The weights of three are near the mean of the honest ones: Krum selects one. Their buffers are wild."""
     rng = torch.Generator().manual_seed(0)
     updates = 0.1 * torch.randn(10, LAYOUT.size, generator=rng) + 0.5
     updates[MALICIOUS] = updates[3:].mean(dim=0) + 1e-4 * torch.randn(3, LAYOUT.size, generator=rng)
