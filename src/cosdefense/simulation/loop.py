@@ -108,7 +108,7 @@ def simulate(
 
 
 def _defend(defense: Defense, defending: bool, cohort: Cohort, state: State) -> tuple[Verdict, State]:
-    """Apply the defense, or the plain mean in rounds without one. Buffers are combined in the same way in all rounds."""
+    """Apply the defense, or the plain mean in rounds without one. Buffers are combined in the same way in both."""
     if not defending:
         mean = replace(fedavg(), buffers=defense.buffers)
         return mean(cohort, mean.init())[0], state
