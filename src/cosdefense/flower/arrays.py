@@ -43,9 +43,13 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @cached_property
+    def dtype_name(self) -> str:
+        return str(self.dtype)
 
     @cached_property
     def descr(self) -> object:
@@ -95,23 +99,25 @@ def read_arrays(record: ArrayRecord, specs: Mapping[str, ArraySpec]) -> dict[str
 def read_array(array: Array, spec: ArraySpec, name: str) -> Array:
     """An array that matches its spec exactly: the standard header, then the numbers that were received.
 
-    Received bytes that begin with the standard header are returned without a copy. Otherwise the header is one that the
-    client wrote, and nothing of it is passed on. The numbers themselves are not checked here.
+    Where the received bytes begin with the standard header, the array is returned as it is. Otherwise the client wrote
+    the header, and nothing of it is passed on. The numbers themselves are not checked here.
     """
     if array.stype != SERIALIZATION:
         raise BadReply(Reason.FORMAT, f"{name} needs serialization {SERIALIZATION}, got {array.stype!r:.40}")
-    data = bytes(array.data)  # no copy of what is bytes already
+    data = array.data
+    if type(data) is not bytes:
+        raise BadReply(Reason.FORMAT, f"{name} needs bytes, got {type(data).__name__}")
     is_standard = data.startswith(spec.standard_header)  # nearly every reply: no need to parse
     header = spec.header if is_standard else _parse_header(data, name)
-    if header.shape != spec.shape or tuple(array.shape) != spec.shape:
+    if header.shape != spec.shape or not _is_shape(array.shape) or array.shape != spec.shape:
         raise BadReply(Reason.SHAPE, f"{name} needs shape {spec.shape}, got {header.shape!r:.80}")
-    if header.descr != spec.descr or array.dtype != str(spec.dtype):
+    if header.descr != spec.descr or array.dtype != spec.dtype_name:
         raise BadReply(Reason.DTYPE, f"{name} needs {spec.dtype}, got {header.descr!r:.40}")
     length = len(data) - header.end
     if length != spec.n_bytes:
         raise BadReply(Reason.LENGTH, f"{name} needs {spec.n_bytes} bytes, got {length}")
     if is_standard:
-        return Array(str(spec.dtype), spec.shape, SERIALIZATION, data)
+        return array
     values = np.frombuffer(data, spec.dtype, offset=header.end).reshape(spec.shape, order=header.order)
     return Array(np.asarray(values, order="C"))
 
@@ -134,6 +140,11 @@ def _parse_header(data: bytes, name: str) -> _Header:
     if not isinstance(fields["fortran_order"], bool):
         raise BadReply(Reason.FORMAT, f"{name} has an npy header whose fortran_order is neither True nor False")
     shape = fields["shape"]
-    if not isinstance(shape, tuple) or not all(type(length) is int for length in shape):  # True == 1 == 1.0 == 1+0j
+    if not _is_shape(shape):
         raise BadReply(Reason.SHAPE, f"{name} needs a shape of whole numbers, got {shape!r:.80}")
     return _Header(fields["descr"], shape, "F" if fields["fortran_order"] else "C", end)
+
+
+def _is_shape(shape: object) -> bool:
+    """Whole numbers of type int only, because True == 1 == 1.0 == 1+0j."""
+    return isinstance(shape, tuple) and all(type(length) is int for length in shape)

@@ -6,9 +6,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import Array, Message
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from .arrays import NDArray, count_bytes, read_arrays
 from .metric_checks import Metric, find_wild_losses, read_metrics
@@ -17,6 +18,7 @@ from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics
 from .update_norms import measure_updates
 
+Record = TypeVar("Record", ArrayRecord, MetricRecord)
 PREFIX_LENGTH = 256  # values of each array; models that were trained differ in the first few
 
 
@@ -71,7 +73,7 @@ def check_replies(replies: Iterable[Message], request: Request) -> CheckedReplie
         try:
             node = _find_node(reply, request)
             _check_sender(reply, node)
-            checked.n_bytes += sum(map(count_bytes, reply.content.array_records.values()))
+            checked.n_bytes += sum(count_bytes(r) for r in reply.content.values() if isinstance(r, ArrayRecord))
             checked.valid.append(_read_reply(reply, node, request))
         except BadReply as bad:
             checked.reject(node, bad.reason, str(bad))
@@ -117,18 +119,21 @@ def _check_sender(reply: Message, node: int) -> None:
 
 
 def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
-    content = reply.content
     serialized: Mapping[str, Array] = {}
     arrays: Mapping[str, NDArray] = {}
     if request.model is not None:
-        if len(content.array_records) != 1:
-            raise BadReply(Reason.RECORDS, f"needs exactly one record of arrays, got {len(content.array_records)}")
-        serialized = read_arrays(next(iter(content.array_records.values())), request.model.specs)
+        serialized = read_arrays(_get_record(reply, ArrayRecord, "arrays"), request.model.specs)
         arrays = {name: spec.view(serialized[name]) for name, spec in request.model.specs.items()}
-    if len(content.metric_records) != 1:
-        raise BadReply(Reason.RECORDS, f"needs exactly one record of metrics, got {len(content.metric_records)}")
-    examples, metrics = read_metrics(next(iter(content.metric_records.values())), request.reads)
+    examples, metrics = read_metrics(_get_record(reply, MetricRecord, "metrics"), request.reads)
     return ValidReply(node, reply, serialized, arrays, metrics, examples, _digest(arrays, metrics, PREFIX_LENGTH))
+
+
+def _get_record(reply: Message, kind: type[Record], name: str) -> Record:
+    """The only record of a kind. Faster than Flower's `array_records`, which builds a new dictionary at every use."""
+    records = [record for record in reply.content.values() if isinstance(record, kind)]
+    if len(records) != 1:
+        raise BadReply(Reason.RECORDS, f"needs exactly one record of {name}, got {len(records)}")
+    return records[0]
 
 
 def _measure_norms(checked: CheckedReplies, model: SentModel | None) -> None:

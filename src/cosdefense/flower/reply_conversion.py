@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -105,15 +106,25 @@ class ReplyConverter:
     def _build_message(
         self, reply: ValidReply, arrays: Mapping[str, Array], metrics: Mapping[str, Any], weight: float
     ) -> Message:
-        # Integer arrays are counters: their average means nothing, and a client may send any number. The strategy gets
-        # the server's own, as floats, because some strategies multiply arrays in place.
-        clean = {
-            name: arrays[name] if _is_floating(own) else Array(own.astype(np.float64))
-            for name, own in self.arrays.items()
-        }
         message = build_metrics_message(reply, metrics, self.weight_key, weight)
-        message.content[self.arrays_key] = ArrayRecord(clean)
+        clean = ArrayRecord()
+        for name in self.arrays:  # not ArrayRecord(arrays), which would construct every Array again
+            clean[name] = self._counters[name] if name in self._counters else arrays[name]
+        message.content[self.arrays_key] = clean
         return message
+
+    @cached_property
+    def _counters(self) -> dict[str, Array]:
+        """What the strategy gets for integer arrays: the server's own, as floats.
+
+        They are counters: their average means nothing, and a client may send any number. As floats, because some
+        strategies multiply arrays in place.
+        """
+        return {
+            name: Array(np.asarray(own.astype(np.float64)))
+            for name, own in self.arrays.items()
+            if not _is_floating(own)
+        }
 
 
 def build_metrics_message(reply: ValidReply, metrics: Mapping[str, Any], weight_key: str, weight: float) -> Message:

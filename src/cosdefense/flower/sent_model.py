@@ -13,6 +13,8 @@ from ..core import Layout
 from ..ops.parallel import map_in_threads
 from .arrays import ArraySpec, NDArray, get_specs
 
+NUMBERS_PER_THREAD = 1 << 22  # at a time
+
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
@@ -54,11 +56,17 @@ class SentModel:
         # numpy's memory, because it asks for huge pages: the first write to torch's takes four times as long.
         rows = np.empty((len(replies), len(start)), start.dtype)
 
-        def write(number: int) -> None:
-            for name, where in self.layout.slices.items():
-                with np.errstate(over="ignore"):  # the defense rejects rows that are not finite
-                    np.subtract(replies[number][name].reshape(-1), start[where], out=rows[number, where])
+        def write(some: slice) -> None:
+            with np.errstate(over="ignore"):  # the defense rejects rows that are not finite
+                for row, arrays in zip(rows[some], replies[some], strict=True):
+                    for name, where in self.layout.slices.items():
+                        np.subtract(arrays[name].reshape(-1), start[where], out=row[where])
 
-        for _ in map_in_threads(write, range(len(replies))):
+        for _ in map_in_threads(write, self.split(len(replies))):
             pass
         return torch.from_numpy(rows)
+
+    def split(self, n: int) -> list[slice]:
+        """Ranges of n replies to distribute over threads, each of so many numbers that a thread is worth it."""
+        step = max(1, NUMBERS_PER_THREAD // self.layout.size)
+        return [slice(first, first + step) for first in range(0, n, step)]

@@ -15,7 +15,6 @@ from .sent_model import SentModel
 BLOCK = 1 << 17  # numbers: 512 KiB of float32, which stay in the cache
 PIECE = 1 << 12  # numbers whose squares are added in their own precision; these sums are added in float64
 SMALLEST = 1e-12  # the least norm whose squares float32 can hold
-REPLIES_PER_CALL = 8  # of a thread
 
 
 def measure_updates(model: SentModel, replies: Sequence[Mapping[str, NDArray]]) -> list[float | BadReply]:
@@ -24,33 +23,34 @@ def measure_updates(model: SentModel, replies: Sequence[Mapping[str, NDArray]]) 
     A reply with NaN or infinity in any tensor, buffers included, does not count. Neither does a reply whose difference
     to the model overflows. The norm of a float64 model may be infinite.
     """
-    starts = range(0, len(replies), REPLIES_PER_CALL)
+    start = model.params.numpy()
+    tensors = [(name, start[where], name in model.layout.trainable) for name, where in model.layout.slices.items()]
 
-    def measure(start: int) -> list[float | BadReply]:
-        buffer = np.empty(min(BLOCK, model.layout.size), model.params.numpy().dtype)
+    def measure(some: slice) -> list[float | BadReply]:
+        buffer = np.empty(min(BLOCK, len(start)), start.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # the results are checked
-            return [_measure_update(model, arrays, buffer) for arrays in replies[start : start + REPLIES_PER_CALL]]
+            return [_measure_update(arrays, tensors, buffer) for arrays in replies[some]]
 
-    return [norm for norms in map_in_threads(measure, starts) for norm in norms]
+    return [norm for norms in map_in_threads(measure, model.split(len(replies))) for norm in norms]
 
 
-def _measure_update(model: SentModel, arrays: Mapping[str, NDArray], buffer: NDArray) -> float | BadReply:
+Tensors = Sequence[tuple[str, NDArray, bool]]  # of the model: name, numbers, whether it is trained
+
+
+def _measure_update(arrays: Mapping[str, NDArray], tensors: Tensors, buffer: NDArray) -> float | BadReply:
     total = 0.0
-    for name, where in model.layout.slices.items():
-        squares = sum(map(_sum_squares, _compute_differences(model, name, arrays, buffer)))
+    for name, own, is_trained in tensors:
+        squares = sum(map(_sum_squares, _compute_differences(arrays[name], own, buffer)))
         # Squares of finite numbers may overflow, so the numbers themselves decide.
-        if not math.isfinite(squares) and not _is_finite(model, name, arrays, buffer):
+        if not math.isfinite(squares) and not _is_finite(arrays[name], own, buffer):
             return BadReply(Reason.NOT_FINITE, f"{name} or its difference to the model holds NaN or infinity")
-        if where.stop <= model.layout.n_trainable:
-            total += squares
-    return math.sqrt(total) if SMALLEST**2 < total < math.inf else _measure_extreme_update(model, arrays, buffer)
+        total += squares if is_trained else 0.0
+    return math.sqrt(total) if SMALLEST**2 < total < math.inf else _measure_extreme_update(arrays, tensors, buffer)
 
 
-def _compute_differences(
-    model: SentModel, name: str, arrays: Mapping[str, NDArray], buffer: NDArray
-) -> Iterator[NDArray]:
-    """One tensor minus the model's, one block at a time, all in the same buffer."""
-    values, own = arrays[name].reshape(-1), model.params.numpy()[model.layout.slices[name]]
+def _compute_differences(array: NDArray, own: NDArray, buffer: NDArray) -> Iterator[NDArray]:
+    """A tensor minus the model's, one block at a time, all in the same buffer."""
+    values = array.reshape(-1)
     for start in range(0, len(own), BLOCK):
         some = own[start : start + BLOCK]
         yield np.subtract(values[start : start + BLOCK], some, out=buffer[: len(some)])
@@ -64,15 +64,15 @@ def _sum_squares(numbers: NDArray) -> float:
     return float(np.matmul(rows, rows.transpose(0, 2, 1)).sum(dtype=np.float64)) + float(rest @ rest)
 
 
-def _is_finite(model: SentModel, name: str, arrays: Mapping[str, NDArray], buffer: NDArray) -> bool:
-    return all(bool(np.isfinite(block).all()) for block in _compute_differences(model, name, arrays, buffer))
+def _is_finite(array: NDArray, own: NDArray, buffer: NDArray) -> bool:
+    return all(bool(np.isfinite(block).all()) for block in _compute_differences(array, own, buffer))
 
 
-def _measure_extreme_update(model: SentModel, arrays: Mapping[str, NDArray], buffer: NDArray) -> float:
+def _measure_extreme_update(arrays: Mapping[str, NDArray], tensors: Tensors, buffer: NDArray) -> float:
     """In float64, and relative to the largest number of a block: no square over- or underflows."""
     norm = 0.0
-    for name in model.layout.trainable:
-        for block in _compute_differences(model, name, arrays, buffer):
+    for name, own in ((name, own) for name, own, is_trained in tensors if is_trained):
+        for block in _compute_differences(arrays[name], own, buffer):
             largest = float(np.abs(block).max(initial=0))
             if largest > 0:
                 norm = math.hypot(norm, largest * math.sqrt(_sum_squares(block.astype(np.float64) / largest)))
