@@ -125,8 +125,9 @@ def defended(n: int, rule: Filter) -> Defended:
 
 def make_cohort(model: Model, replies: list[Message]) -> Cohort:
     sent = SentModel.of(model)
-    arrays = [{name: array.numpy() for name, array in reply.content["arrays"].items()} for reply in replies]
-    return Cohort.of(sent.compute_updates(arrays), sent.params, sent.layout)  # type: ignore[arg-type]
+    records = [reply.content.array_records["arrays"] for reply in replies]
+    arrays = [{name: sent.specs[name].view(array) for name, array in record.items()} for record in records]
+    return Cohort.of(sent.compute_updates(arrays), sent.params, sent.layout)
 
 
 def measure(size: str) -> dict[str, tuple[Timing, int]]:
@@ -154,7 +155,7 @@ def measure(size: str) -> dict[str, tuple[Timing, int]]:
 
 def to_rows(size: str, found: Mapping[str, tuple[Timing, int]]) -> list[tuple[str, ...]]:
     n_bytes = int(size.split("x")[0]) * sum(array.nbytes for array in make_model(size.split("x")[1]).values())
-    base, rows = found["FedAvg"][0], []
+    base, rows = found["FedAvg"][0], list[tuple[str, ...]]()
     for name, (timing, extra) in found.items():
         goal, met = "–", ""
         if name.startswith("CosDefense") and size in GOALS:
