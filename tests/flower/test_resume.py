@@ -25,10 +25,12 @@ from cosdefense.aggregators import Mean, Median
 from cosdefense.filters import RFFL, Clip, FoolsGold, Krum, MultiKrum
 from cosdefense.flower import Defended
 from cosdefense.report import write_report
-from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint, write_checkpoint
-from cosdefense.runs.records import RoundRecord, read_run
+from cosdefense.runs.checkpoint import DamagedCheckpoint, read_checkpoint, write_checkpoint
+from cosdefense.runs.records import DamagedRecords, RoundRecord, read_run
+from cosdefense.runs.repair import repair
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.run_lock import RunInUse
+from cosdefense.runs.verify import verify
 
 ROUNDS = 4
 ACCEPT_ALL = Clip(1e9)
@@ -121,6 +123,7 @@ def test_a_server_killed_at_random_steps_ends_with_the_same_model(strategy: str,
             kills += run_and_kill(strategy, folder, at_step=generator.randint(2, 2 * STEPS_PER_ROUND))
         assert not run_and_kill(strategy, folder, at_step=None)
         assert (tmp_path / f"{attempt}.digest").read_text() == expected
+        assert not verify(folder).faults
         assert without_seconds(folder) == without_seconds(tmp_path / "whole")
     assert kills >= 10
 
@@ -137,6 +140,7 @@ def test_a_server_killed_while_it_writes_ends_with_the_same_model(strategy: str,
         assert [r.round for r in read_run(folder).rounds][:1] == [0]
         assert not run_and_kill(strategy, folder, at_step=None)
         assert (tmp_path / f"{step}.digest").read_text() == expected
+        assert not verify(folder).faults
         assert [r.round for r in read_run(folder).rounds] == list(range(ROUNDS))
 
 
@@ -266,13 +270,23 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         assert_refused(whole, "checkpoint.safetensors", DamagedCheckpoint, defended("FedAdam", whole))
 
 
-def test_records_that_lack_rounds_are_refused(tmp_path: Path) -> None:
-    run("FedAdam", tmp_path, rounds=3)
-    records = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "records.jsonl").write_text("".join(records[:2] + records[3:]))
-    assert_refused(tmp_path, r"needs rounds 0 to 2.*got 2 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
-    (tmp_path / "records.jsonl").unlink()
-    assert_refused(tmp_path, r"needs rounds 0 to 2.*got 0 of them", DamagedCheckpoint, defended("FedAdam", tmp_path))
+def test_damaged_records_are_refused_until_they_are_repaired(tmp_path: Path) -> None:
+    """Then the run ends with the same model, and the records say which round is lost."""
+    folder = tmp_path / "run"
+    run("FedAdam", folder, rounds=3)
+    records = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(records[:2] + records[3:]))
+    damaged = (folder / "records.jsonl").read_bytes()
+    removed = "needs rounds 0 to 2.*line 3: what was before it was removed.*cosdefense repair"
+    assert_refused(folder, removed, DamagedRecords, defended("FedAdam", folder))
+    repaired = repair(RunFolder(folder))
+    assert repaired is not None
+    assert repaired.lost == (1,)
+    assert [path.read_bytes() for path in repaired.copies] == [damaged]
+    assert run("FedAdam", folder) == run("FedAdam", tmp_path / "whole")
+    whole = without_seconds(tmp_path / "whole")
+    assert without_seconds(folder) == [*whole[:1], RoundRecord(1, (), (), lost=True), *whole[2:]]
+    assert not verify(folder).faults
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -377,7 +391,8 @@ def change_checkpoint(folder: Path, change: Callable[[dict[str, Any], dict[str, 
     before = read_checkpoint(path)
     metadata, tensors = json.loads(json.dumps(before.metadata)), dict(before.tensors)
     n_rounds = change(metadata, tensors)
-    write_checkpoint(path, Checkpoint(before.next_round if n_rounds is None else n_rounds, tensors, metadata))
+    n_rounds = before.next_round if n_rounds is None else n_rounds
+    write_checkpoint(path, replace(before, next_round=n_rounds, tensors=tensors, metadata=metadata))
 
 
 def replace_model(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
@@ -391,8 +406,9 @@ def add_history(entry: list[Any]) -> Callable[[dict[str, Any], dict[str, Any]], 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda *_: 10**9, r"needs rounds 0 to 999999999.*got 2 of them"),
-        (lambda *_: -1, "needs a number of rounds, got -1"),
+        (lambda *_: 10**9, "next_round must be a whole number from 0 to 10,000,000, got 1000000000"),
+        (lambda *_: -1, "next_round must be a whole number from 0 to 10,000,000, got -1"),
+        (lambda *_: 3, r"needs rounds 0 to 2 .*: got 2 of them"),
         (replace_model, "a model whose 'head.weight' is not finite"),
         (add_history([10**9, {"loss": 1.0}]), r"train_metrics_clientapp holds round 1000000000, after 2 rounds"),
         (add_history([1, {"loss": 1.0}]), "train_metrics_clientapp holds round 1, after 2 rounds"),  # twice
@@ -411,7 +427,7 @@ def test_a_checkpoint_that_no_run_has_written_is_refused(
     """Its digest is right, as in a file that somebody has forged."""
     run("FedAdam", tmp_path, rounds=2)
     change_checkpoint(tmp_path, change)
-    assert_refused(tmp_path, message, (DamagedCheckpoint, ValueError), defended("FedAdam", tmp_path))
+    assert_refused(tmp_path, message, (DamagedCheckpoint, DamagedRecords, ValueError), defended("FedAdam", tmp_path))
 
 
 def test_metrics_that_are_too_many_for_a_checkpoint_are_left_out(tmp_path: Path) -> None:

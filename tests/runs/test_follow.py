@@ -70,10 +70,14 @@ def test_an_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_read_again(tmp_path: Path) -> None:
-    folder = begin(tmp_path, 4)
+    folder = begin(tmp_path, 2)
+    folder.save(Checkpoint(2, {}, {}))
+    saved = folder.load()
+    for number in (2, 3):
+        folder.append(line(number))
     follower = RunFollower(tmp_path)
     follower.read()
-    folder.rewind(Checkpoint(2, {}, {}))
+    folder.rewind(saved)
     assert follower.read() == NewRounds((line(0), line(1)), restarted=True)
     folder.append(line(2))
     assert follower.read() == NewRounds((line(2),))
@@ -83,7 +87,7 @@ def test_a_resumed_run_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("not JSON\n", "not JSON"), ("[]\n", "not a JSON object"), ('{"round": 1}\n', "without a header")],
+    [("not JSON\n", "not a JSON object"), ("[]\n", "not a JSON object"), ('{"round": 1}\n', "without a header")],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "records.jsonl").write_text(text)

@@ -222,7 +222,7 @@ def finished(alone: Path) -> list[Job]:
 
 def test_where_all_is_finished_nothing_is_loaded_or_run(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = finished(alone)
-    for module, name in ((datasets, "load"), (many_runs, "run_locked"), (many_runs, "dry_run")):
+    for module, name in ((datasets, "load"), (many_runs, "run"), (many_runs, "dry_run")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("nothing is left to do"))
     run_all(jobs, Execution("cpu", processes=2))
 

@@ -59,10 +59,12 @@ def content(folder: Path) -> tuple[object, ...]:
     lines = [
         {key: value for key, value in line.items() if key not in ("seconds", "peak_memory", "summary", "command")}
         for line in complete_lines(folder / "records.jsonl")
+        if "resumed" not in line
     ]
     with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
         tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
-        return lines, file.metadata(), tensors, (folder / "experiment.toml").read_text()
+    metadata = read_checkpoint(folder / "checkpoint.safetensors").metadata
+    return lines, metadata, tensors, (folder / "experiment.toml").read_text()
 
 
 @pytest.fixture(scope="module")

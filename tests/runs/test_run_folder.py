@@ -14,7 +14,7 @@ import torch
 
 from cosdefense import Verdict
 from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint
-from cosdefense.runs.records import RoundRecord, read_run
+from cosdefense.runs.records import DamagedRecords, RoundRecord, read_run
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.run_lock import RunInUse
 
@@ -103,13 +103,25 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
             folder.load()
 
 
-@pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 2), slice(1, None)], ids=["none", "first", "no header"])
-def test_records_that_lack_rounds_are_refused(tmp_path: Path, kept: slice) -> None:
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (slice(0, 0), "got 0 of them"),
+        (slice(0, 2), "got 1 of them"),
+        (slice(1, None), "line 1: what was before it was removed"),
+    ],
+    ids=["none", "first", "no header"],
+)
+def test_records_that_lack_rounds_are_refused(tmp_path: Path, kept: slice, reason: str) -> None:
     folder = folder_after(tmp_path, 3, 3)
     lines = folder.records.read_text().splitlines(keepends=True)
     folder.records.write_text("".join(lines[kept]))
-    with pytest.raises(DamagedCheckpoint, match=r"needs rounds 0 to 2, which checkpoint.safetensors includes, got \d"):
+    before = contents(tmp_path)
+    with pytest.raises(
+        DamagedRecords, match=rf"needs rounds 0 to 2 .*: .*{reason}. The checkpoint is intact: .*cosdefense repair"
+    ):
         folder.load()
+    assert contents(tmp_path) == before
 
 
 def test_rounds_without_a_checkpoint_are_discarded_only_where_that_is_allowed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import threading
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from commands import called
 from cosdefense import ClientTable
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data import load as load_data
@@ -22,21 +24,23 @@ from cosdefense.runs.checkpoint import (
     checkpoint_of,
     read_checkpoint,
     snapshot_of,
-    write_atomically,
     write_checkpoint,
 )
 from cosdefense.runs.device import choose_device
 from cosdefense.runs.experiment import Experiment, to_table
 from cosdefense.runs.experiment_file import from_table
+from cosdefense.runs.files import write_atomically
 from cosdefense.runs.prepare import NeverReached, build_world, dry_run
-from cosdefense.runs.records import RoundRecord, read_run
+from cosdefense.runs.records import DamagedRecords, RoundRecord, read_run
 from cosdefense.runs.run_folder import ResumedElsewhere, is_finished
 from cosdefense.runs.run_lock import RunInUse
 from cosdefense.runs.single_run import run
+from cosdefense.runs.verify import verify
 from cosdefense.simulation.loop import Snapshot
 from interrupted_runs import rounds_run
 
 CPU = torch.device("cpu")
+FILES = {"experiment.toml", "records.jsonl", "checkpoint.safetensors", "lock"}
 TABLE = {
     "name": "small",
     "data": {"dataset": "digits", "clients": 20},
@@ -73,12 +77,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_lies_on_disk(whole: Path) -> None:
-    assert {path.name for path in whole.iterdir()} == {
-        "experiment.toml",
-        "records.jsonl",
-        "checkpoint.safetensors",
-        "lock",
-    }
+    assert {path.name for path in whole.iterdir()} == FILES
     record = read_run(whole)
     assert record.header["experiment"]["training"]["rounds"] == 12
     assert record.header["seed"] == 0
@@ -123,6 +122,7 @@ def test_records_beyond_the_checkpoint_are_run_again(whole: Path, tmp_path: Path
         file.write('{"round":4,"clients":[1],"weights":[9.0]}\n{"round":5,"cli')
     go(tmp_path)
     assert bits(tmp_path) == bits(whole)
+    assert not verify(tmp_path).faults
 
 
 def run_and_die(experiment: Experiment, folder: Path, fatal_round: int, delay: float) -> bool:
@@ -157,6 +157,7 @@ def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     go(straight, experiment)
     assert is_finished(killed)
     assert bits(killed) == bits(straight)
+    assert not verify(killed).faults
 
 
 @pytest.mark.slow
@@ -169,9 +170,8 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
 
 
 def test_resuming_elsewhere_is_a_warning(tmp_path: Path) -> None:
-    go(tmp_path, stop_after=1)
-    records = tmp_path / "records.jsonl"
-    records.write_text(records.read_text().replace(torch.__version__, "1.0"))
+    earlier = {"versions": {"torch": "1.0"}}
+    rounds_run(cell(), tmp_path, load_data("digits"), stop_after=1, notes=earlier)
     with pytest.warns(ResumedElsewhere, match="began with versions .*1.0.* and is resumed with"):
         go(tmp_path)
 
@@ -184,12 +184,18 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         go(tmp_path)
 
 
-def test_lost_records_are_named(tmp_path: Path) -> None:
+def test_damaged_records_are_named_and_repaired(whole: Path, tmp_path: Path) -> None:
     go(tmp_path, stop_after=3)
     records = tmp_path / "records.jsonl"
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(DamagedCheckpoint, match=r"needs rounds 0 to 2.*, got 1 of them"):
+    with pytest.raises(DamagedRecords, match=r"needs rounds 0 to 2 .*: got 1 of them"):
         go(tmp_path)
+    assert called("repair", ".", cwd=tmp_path).stdout.startswith(".: 1 rounds kept, 2 lost; lost: 1, 2\n")
+    assert go(tmp_path) == list(range(3, 12))
+    rounds, params = bits(whole)
+    lost = [RoundRecord(number, (), (), lost=True).to_json() for number in (1, 2)]
+    assert bits(tmp_path) == ([*rounds[:1], *lost, *rounds[3:]], params)
+    assert not verify(tmp_path).faults
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +212,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     write_atomically(target, b"new")  # over what the failure left behind
     assert target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -293,11 +300,24 @@ def test_a_run_does_not_depend_on_the_callers_settings_and_leaves_them_alone(tmp
     assert inside == [(True, False, False, False), (True, False, True, False)]
 
 
-def test_others_may_read_a_run(whole: Path) -> None:
-    """Whoever may read a new file here may read the records."""
-    (whole / "plain").touch()
-    assert (whole / "records.jsonl").stat().st_mode == (whole / "plain").stat().st_mode
-    (whole / "plain").unlink()
+def get_mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_run_is_private(tmp_path: Path) -> None:
+    """It holds seeds, models and judgments: only its owner may read it, unless the owner says otherwise."""
+    before, new, given = os.umask(0o022), tmp_path / "new" / "run", tmp_path / "given"
+    try:
+        given.mkdir(mode=0o755)
+        for folder, mode in ((new, 0o700), (given, 0o755)):
+            go(folder, stop_after=1)
+            assert get_mode(folder) == mode
+            assert {path.name: oct(get_mode(path)) for path in folder.iterdir()} == dict.fromkeys(FILES, "0o600")
+        (given / "records.jsonl").chmod(0o640)
+        go(given, stop_after=1)
+    finally:
+        os.umask(before)
+    assert {name: get_mode(given / name) for name in FILES} == {**dict.fromkeys(FILES, 0o600), "records.jsonl": 0o640}
 
 
 def test_records_hold_no_nan(whole: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from .. import __version__
 from ..catalog.options import ConfigError
 from ..runs.execution import MissingRayExtra
-from . import arena, console, demo, report, reproduce, run, train_attack
+from . import arena, console, demo, repair, report, reproduce, run, train_attack, verify
 from . import list as list_command
 from .data import data_app
 
@@ -32,6 +32,8 @@ app.command(epilog=run.EPILOG)(run.run)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=arena.EPILOG)(arena.arena)
 app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=verify.EPILOG)(verify.verify)
+app.command(epilog=repair.EPILOG)(repair.repair)
 app.command(epilog=train_attack.EPILOG)(train_attack.train_attack)
 app.command("list", epilog=list_command.EPILOG)(list_command.list_parts)
 app.add_typer(data_app, name="data")
@@ -67,11 +69,12 @@ def _expected() -> tuple[type[Exception], ...]:
     from ..report import MissingReportExtra
     from ..runs.checkpoint import DamagedCheckpoint
     from ..runs.ray.driver import RayUnavailable, RunsFailed
-    from ..runs.records import NotARun
+    from ..runs.records import DamagedRecords, NotARun
     from ..runs.run_lock import RunInUse
 
     return (
-        DataError, NotARun, DamagedCheckpoint, RunInUse, RunsFailed, RayUnavailable, MissingReportExtra, MissingRLExtra,
+        DataError, NotARun, DamagedCheckpoint, DamagedRecords, RunInUse, RunsFailed, RayUnavailable,
+        MissingReportExtra, MissingRLExtra,
     )  # fmt: skip
 
 

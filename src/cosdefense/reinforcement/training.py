@@ -27,8 +27,8 @@ from ..catalog.options import ConfigError
 from ..catalog.registry import describe
 from ..core import derive
 from ..data.datasets import Dataset
-from ..runs.checkpoint import write_atomically
 from ..runs.experiment import Experiment
+from ..runs.files import PUBLIC, write_atomically
 from ..runs.prepare import build_model, build_world
 from ..training.task import Task
 from . import Progress, TrainingInterrupted, TrainingOptions, TrainingResult
@@ -157,7 +157,7 @@ class _PolicyWriter(BaseCallback):
         """Write the policy, unless learning has not started: an untrained policy must not replace a file."""
         has_learned = self.num_timesteps > self.options.learning_starts
         if has_learned and isinstance(self.model, TD3):
-            write_atomically(self.path, extract_policy(self.model, self.experiment, self.options).to_bytes())
+            write_atomically(self.path, extract_policy(self.model, self.experiment, self.options).to_bytes(), PUBLIC)
         return has_learned
 
 

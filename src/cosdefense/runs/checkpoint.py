@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,14 @@ from torch import Tensor
 
 from ..core import pack, unpack
 from ..simulation.loop import Snapshot
+from .files import write_atomically
 
+MAX_ROUNDS = 10**7  # more were never run: such a number is a damaged one
 PARAMS, STATE = "params", "state."  # how the simulator names its tensors
 
 
 class DamagedCheckpoint(RuntimeError):
-    """A checkpoint that cannot be read back, or that does not fit the records beside it."""
+    """A checkpoint that cannot be read back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,30 +33,15 @@ class Checkpoint:
     next_round: int  # rounds count from 0, so this many are done
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole. Readers see the old file or the new one, even after a power cut.
-
-    For one writer at a time.
-    """
-    partial = path.with_name(f".{path.name}.partial")  # always the same name: a crash leaves at most one
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself
-    finally:
-        os.close(folder)
+    records: str | None = None  # the digest of the last record that it includes
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint with a digest over everything in it."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
-    values = json.dumps({"next_round": checkpoint.next_round, "metadata": checkpoint.metadata})
+    values = json.dumps(
+        {"next_round": checkpoint.next_round, "metadata": checkpoint.metadata, "records": checkpoint.records}
+    )
     write_atomically(path, save(tensors, {"values": values, "digest": _digest(values, tensors)}))
 
 
@@ -70,11 +56,9 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         raise DamagedCheckpoint(f"{path} cannot be read ({error}); {_advice(path)}") from error
     if _digest(text, tensors) != digest:
         raise DamagedCheckpoint(f"{path} does not hold what was written (its digest differs); {_advice(path)}")
-    values = json.loads(text)
-    if type(values["next_round"]) is not int or values["next_round"] < 0:
-        raise DamagedCheckpoint(f"{path} needs a number of rounds, got {values['next_round']!r:.40}; {_advice(path)}")
+    values = _check_values(text, path)
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return Checkpoint(values["next_round"], moved, values["metadata"])
+    return Checkpoint(values["next_round"], moved, values["metadata"], values.get("records"))
 
 
 def checkpoint_of(snapshot: Snapshot) -> Checkpoint:
@@ -90,8 +74,24 @@ def snapshot_of(checkpoint: Checkpoint, like: tuple[Any, Any]) -> Snapshot:
         named = {name.removeprefix(STATE): tensor for name, tensor in checkpoint.tensors.items()}
         defense_state, attack_state = unpack(checkpoint.metadata["states"], named, like)
         return Snapshot(checkpoint.next_round, checkpoint.tensors[PARAMS], defense_state, attack_state)
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise DamagedCheckpoint(f"the checkpoint does not hold the state of this simulation: {error}") from error
+
+
+def _check_values(text: str, path: Path) -> dict[str, Any]:
+    """A digest shows that the file is what somebody wrote, not that this program wrote it."""
+    try:
+        values = json.loads(text)
+        next_round, metadata, records = values["next_round"], values["metadata"], values.get("records")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path} holds no readable values ({error!r}); {_advice(path)}") from error
+    if type(next_round) is not int or not 0 <= next_round <= MAX_ROUNDS:
+        needed = f"a whole number from 0 to {MAX_ROUNDS:,}"
+        raise DamagedCheckpoint(f"{path}: next_round must be {needed}, got {next_round!r:.100}; {_advice(path)}")
+    for name, value, kind in (("metadata", metadata, dict), ("records", records, str | None)):
+        if not isinstance(value, kind):
+            raise DamagedCheckpoint(f"{path}: {name} cannot be of type {type(value).__name__}; {_advice(path)}")
+    return dict(values)
 
 
 def _advice(path: Path) -> str:

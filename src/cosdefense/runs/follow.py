@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .records import NotARun, RoundRecord
+from .chain import parse_line
+from .records import NotARun, RoundRecord, list_record_files
 
 MAX_ROUNDS = 500  # read at once: the rounds of a long run need not all be in memory
 
@@ -61,7 +61,7 @@ class RunFollower:
 
     def _read_lines(self) -> Iterator[dict[str, Any]]:
         """The lines that were written whole, from where the last call stopped."""
-        files = _list_files(self.folder)
+        files = list_record_files(self.folder)
         for path in files[files.index(self._file) if self._file in files else 0 :]:
             if path != self._file:
                 self._file, self._offset, self._last_line = path, 0, b""
@@ -74,17 +74,9 @@ class RunFollower:
                     yield _parse(text, path)
 
 
-def _list_files(folder: Path) -> list[Path]:
-    path = folder / "records.jsonl"
-    return [path] if path.is_file() else []
-
-
 def _parse(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except ValueError as error:
-        raise NotARun(f"{path} holds a line that is not JSON") from error
-    if not isinstance(line, dict):
+    line = parse_line(text)
+    if line is None:
         raise NotARun(f"{path} holds a line that is not a JSON object")
     return line
 

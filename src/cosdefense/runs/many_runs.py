@@ -19,9 +19,9 @@ from .execution import Execution
 from .experiment import Experiment
 from .observer import Job, Observer
 from .prepare import dry_run
-from .run_folder import RunFolder, is_finished
+from .run_folder import is_finished
 from .run_lock import RunInUse
-from .single_run import run_locked
+from .single_run import run
 
 RUN_MEMORY = 8 * 2**30  # bytes of a GPU that each run is given: generous, because nobody knows before it has run
 
@@ -85,16 +85,12 @@ def make_runs(
 ) -> None:
     """Make these runs one after the other, in this process. Those that another process is making may be skipped."""
     for job in jobs:
-        folder = RunFolder(job.folder)
         try:
-            with folder.lock():
-                if folder.is_finished:
-                    continue
-                observer.run_started(job)
-                run_locked(
-                    job.cell, folder, load(job.cell.data.dataset), device, notes=notes,
-                    on_round=partial(observer.round_recorded, job),
-                )  # fmt: skip
+            was_run = run(
+                job.cell, job.folder, load(job.cell.data.dataset), device, notes=notes,
+                on_start=partial(observer.run_started, job), on_round=partial(observer.round_recorded, job),
+            )  # fmt: skip
+            if was_run:
                 observer.run_finished(job)
         except RunInUse:
             if not skip_in_use:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog.options import ConfigError
-from .checkpoint import write_atomically
+from .files import PUBLIC, write_atomically
 from .records import NotARun, RoundRecord, RunRecord, read_run
 
 PACK = "records.jsonl.gz"
@@ -71,7 +71,7 @@ def write_lines(path: Path, kind: str, version: int, lines: Sequence[Mapping[str
         for line in ({"format": kind, "version": version, "lines": len(lines)}, *lines):
             file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content.getvalue())
+    write_atomically(path, content.getvalue(), PUBLIC)
 
 
 def read_lines(path: Path, kind: str, version: int) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ def _measurements(record: RoundRecord) -> RoundRecord:
 
 def _to_columns(rounds: Sequence[RoundRecord]) -> dict[str, list[Any]]:
     """One list per field that any round has; null where a round lacks it."""
-    rows = [record.to_json() for record in rounds]
+    rows = [{name: value for name, value in record.to_json().items() if value != []} for record in rounds]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 

@@ -26,6 +26,7 @@ from ..data import datasets
 from .device import choose_device
 from .experiment import to_table
 from .experiment_file import from_table
+from .files import PRIVATE
 from .many_runs import make_runs
 from .memory import keep_freed_memory
 from .observer import Job, Observer
@@ -193,7 +194,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _redirect_output(log: Path) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

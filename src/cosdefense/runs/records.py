@@ -1,19 +1,21 @@
 """What is written down about a run: `records.jsonl`, one JSON object a line.
 
 The first line is the header (the whole experiment, versions, device), then one line per round, and a
-summary once the run is finished. The simulator and a real federation write the same format; where
-nobody knows who is malicious, `malicious` is null.
+summary once the run is finished. A line `resumed` says where a run was resumed, a line `repaired` that its
+records were. The simulator and a real federation write the same format; where nobody knows who is malicious,
+`malicious` is null. Records of a long run continue in `records-0001.jsonl` and so on.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .chain import parse_line
 
 if TYPE_CHECKING:  # the commands' `--help` comes through here, and needs no torch
     from torch import Tensor
@@ -31,6 +33,7 @@ class RoundRecord:
     malicious: tuple[bool, ...] | None = None  # who attacked in this round, where that is known
     defended: bool = True  # False while the defense was not yet switched on
     skipped: str | None = None  # why the model stayed as it was, if it did
+    lost: bool = False  # the round was run, but its record was damaged
     reasons: tuple[
         str | None, ...
     ] = ()  # why each client was rejected, where a real federation knows; None: it was not
@@ -82,8 +85,10 @@ class RoundRecord:
         line = {f.name: getattr(self, f.name) for f in fields(self)}
         line["malicious"] = None if self.malicious is None else [int(is_malicious) for is_malicious in self.malicious]
         empty: list[Any] = [None, {}, ()]
-        shortened = {key: _shorten(value) for key, value in line.items() if value not in empty}
-        return {key: value for key, value in shortened.items() if (key, value) != ("defended", True)}
+        required = ("clients", "weights")
+        shortened = {key: _shorten(value) for key, value in line.items() if key in required or value not in empty}
+        defaults = [("defended", True), ("lost", False)]
+        return {key: value for key, value in shortened.items() if (key, value) not in defaults}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RoundRecord:
@@ -127,11 +132,29 @@ class NotARun(ValueError):
     """A path that holds no readable records."""
 
 
+class DamagedRecords(RuntimeError):
+    """Records that are not as they were written, or that do not fit the checkpoint beside them."""
+
+
+RECORDS = "records.jsonl"
+
+
+def list_record_files(folder: Path) -> list[Path]:
+    """The files that hold the records of a run, in order. Empty: there are none."""
+    later = sorted(folder.glob("records-[0-9][0-9][0-9][0-9].jsonl"))
+    return [path for path in (folder / RECORDS, *later) if path.is_file()]
+
+
+def name_record_file(number: int) -> str:
+    """The files after the first are numbered."""
+    return f"records-{number:04}.jsonl" if number else RECORDS
+
+
 def read_run(path: Path) -> RunRecord:
-    """Read `records.jsonl` (or the folder that holds it). A torn last line, left by a crash, is ignored."""
-    path = path / "records.jsonl" if path.is_dir() else path
+    """Read the records of a folder, or of one file. An incomplete last line, left by a crash, is ignored."""
+    path = path / RECORDS if path.is_dir() else path
     if not path.is_file():
-        raise NotARun(f"{path} does not exist; a run's folder holds records.jsonl")
+        raise NotARun(f"{path} does not exist; a run's folder holds {RECORDS}")
     lines = complete_lines(path)
     if not lines or not isinstance(lines[0].get("experiment"), dict):
         raise NotARun(f"{path} has no header line; it was not written by cosdefense")
@@ -144,16 +167,18 @@ def read_run(path: Path) -> RunRecord:
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines that were written whole."""
+    """All lines that were written whole, up to the first that was not. `records.jsonl` has those of later files too."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            break  # a crash tears only the last line
-        if not isinstance(line, dict):
-            break
-        lines.append(line)
+    for number, file in enumerate(list_record_files(path.parent) if path.name == RECORDS else [path]):
+        if path.name == RECORDS and file.name != (expected := name_record_file(number)):
+            raise NotARun(f"{path.parent} lacks {expected}, but {file.name} is there")
+        for text in file.read_bytes().split(b"\n"):
+            if not text:
+                continue
+            line = parse_line(text)
+            if line is None:
+                return lines  # a crash tears only the last line
+            lines.append(line)
     return lines
 
 

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+from .files import open_with
+
 
 class RunInUse(RuntimeError):
     """Another process is writing to this run."""
@@ -41,7 +43,8 @@ class RunLock:
 @contextmanager
 def hold_lock(path: Path) -> Iterator[RunLock]:
     """Make this process the only writer. The lock ends with the process, however that ends."""
-    with path.open("a+", encoding="utf-8") as file:  # not "w", which would remove the name of the holder
+    # Not "w", which would remove the name of the holder. Private: whoever can open the file can hold the lock.
+    with open(path, "a+", encoding="utf-8", opener=open_with()) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -21,9 +21,10 @@ from ..simulation.evaluation import evaluate
 from ..simulation.loop import Round, Snapshot, simulate
 from ..simulation.profiling import Profiler
 from ..simulation.world import World
-from .checkpoint import checkpoint_of, snapshot_of, write_atomically
+from .checkpoint import DamagedCheckpoint, checkpoint_of, snapshot_of
 from .device import reproducible
 from .experiment import Experiment, to_table, to_toml
+from .files import write_atomically
 from .prepare import build_world
 from .records import RoundRecord
 from .run_folder import RunFolder
@@ -56,58 +57,46 @@ def run(
     *,
     notes: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 5.0,
+    on_start: Callable[[], None] | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
-) -> None:
-    """Run one cell to its end: all rounds, those that are left, or none.
+) -> bool:
+    """Run one cell to its end: all rounds, those that are left, or none. Returns whether it was not finished before.
 
-    `on_round` is called after each round is recorded. Whatever ends the run early (Ctrl-C, an error, also one that
-    `on_round` raises), the last recorded round is saved, and the next call resumes after it. `notes` go into the header
-    of the records.
+    `on_start` is called before the first round, if there is one, and `on_round` after each round is recorded. Whatever
+    ends the run early (Ctrl-C, an error, also one that `on_round` raises), the last recorded round is saved, and the
+    next call resumes after it. `notes` go into the header of the records.
     """
     run_folder = RunFolder(folder)
-    with run_folder.lock():
-        if not run_folder.is_finished:
-            run_locked(
-                cell, run_folder, dataset, device, notes=notes, checkpoint_seconds=checkpoint_seconds,
-                on_round=on_round,
-            )  # fmt: skip
-
-
-def run_locked(
-    cell: Experiment,
-    folder: RunFolder,
-    dataset: Dataset,
-    device: torch.device,
-    *,
-    notes: Mapping[str, Any] | None = None,
-    checkpoint_seconds: float = 5.0,
-    on_round: Callable[[RoundRecord], None] | None = None,
-) -> None:
-    """The same for a caller that holds the folder's lock, of a run that is not finished."""
-    with reproducible(tf32=cell.training.tf32):
+    with run_folder.lock(), reproducible(tf32=cell.training.tf32):
+        if run_folder.is_finished:
+            return False
+        if on_start:
+            on_start()
         world = build_world(cell, dataset, device)
-        start = _resume_or_begin(cell, folder, {**header_of(cell, dataset, world), **(notes or {})}, device)
-        write_atomically(folder.path / "experiment.toml", to_toml(cell).encode())
-        with closing(Recorder(folder, start, checkpoint_seconds)) as recorder:
+        start = _resume_or_begin(cell, run_folder, {**header_of(cell, dataset, world), **(notes or {})}, world)
+        write_atomically(folder / "experiment.toml", to_toml(cell).encode())
+        with closing(Recorder(run_folder, start, checkpoint_seconds)) as recorder:
             for record, after in simulate_cell(cell, world, dataset, start):
                 recorder.write(record, after)
                 if on_round:
                     on_round(record)
-        folder.finish()
+        run_folder.finish()
+    return True
 
 
-def _resume_or_begin(
-    cell: Experiment, folder: RunFolder, header: Mapping[str, Any], device: torch.device
-) -> Snapshot | None:
+def _resume_or_begin(cell: Experiment, folder: RunFolder, header: Mapping[str, Any], world: World) -> Snapshot | None:
     """Where the checkpoint stands, or None for a new run."""
     if not folder.has_checkpoint:
         folder.begin(header)
         return None
-    (attack,), (defense,) = cell.attacks, cell.defenses
+    (attack,), (defense,), initial = cell.attacks, cell.defenses, world.task.initial()
     state = defense.part.init()
     informed, _ = attack.part.with_defense(defense.part, state, attack.part.init())  # as the simulator will
-    checkpoint = folder.load(device)
+    checkpoint = folder.load(initial.device)
     snapshot = snapshot_of(checkpoint, (state, informed.init()))
+    if (snapshot.params.shape, snapshot.params.dtype) != (initial.shape, initial.dtype):
+        needed, got = (f"{list(t.shape)} {t.dtype}" for t in (initial, snapshot.params))
+        raise DamagedCheckpoint(f"{folder.checkpoint} holds another model: needs {needed}, got {got}")
     folder.warn_if_elsewhere(header)
     folder.rewind(checkpoint)
     return snapshot

@@ -6,10 +6,10 @@ import json
 import os
 from dataclasses import dataclass, replace
 
-from ..checkpoint import write_atomically
+from ..files import open_with, write_atomically
 from ..observer import Job, Observer
-from ..records import NotARun, RoundRecord, read_run
-from ..run_folder import CHECKPOINT, RECORDS
+from ..records import RECORDS, NotARun, RoundRecord, list_record_files, read_run
+from ..run_folder import CHECKPOINT
 from .transport import Upload
 from .worker import REPLACED_FILES, RunRequest
 
@@ -31,8 +31,11 @@ class RemoteRun:
         """What a worker needs to resume where the folder stops."""
         (self.job.folder / FAILURE).unlink(missing_ok=True)
         self.reported, self.next_round = False, max(self.next_round, self._n_recorded())
-        paths = [self.job.folder / name for name in (RECORDS, *REPLACED_FILES)]
-        return replace(self.request, files={path.name: path.read_bytes() for path in paths if path.exists()})
+        paths = [self.job.folder / name for name in REPLACED_FILES]
+        files = {path.name: path.read_bytes() for path in paths if path.exists()}
+        if records := list_record_files(self.job.folder):
+            files[RECORDS] = b"".join(path.read_bytes() for path in records)  # as one file: the chain is the same
+        return replace(self.request, files=files)
 
     def store(self, upload: Upload) -> None:
         """Write the records first, and sync them: a checkpoint must never be ahead of them."""
@@ -41,9 +44,12 @@ class RemoteRun:
             self.reported = True
         records = self.job.folder / RECORDS
         if upload.lines and not upload.offset:
+            _, *later = list_record_files(self.job.folder) or [records]
             write_atomically(records, upload.lines)
+            for path in reversed(later):
+                path.unlink()
         elif upload.lines:
-            with records.open("ab") as file:
+            with open(records, "ab", opener=open_with()) as file:
                 file.write(upload.lines)
                 file.flush()
                 os.fsync(file.fileno())
@@ -56,7 +62,7 @@ class RemoteRun:
     def fail(self, reason: str, traceback: str) -> str:
         """Keep the traceback of a run that failed, and return one line about it."""
         log = self.job.folder / FAILURE
-        log.write_text(traceback, encoding="utf-8")
+        write_atomically(log, traceback.encode())
         return f"{self.job.label}: {reason} (see {log})"
 
     def _notify(self, upload: Upload) -> None:

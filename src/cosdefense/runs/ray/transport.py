@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Upload:
     """What a run has written since its last upload."""
 
-    offset: int  # where in records.jsonl the lines begin; 0: they are the whole file
+    offset: int  # where in the records the lines begin; 0: they are all there are
     lines: bytes
     files: Mapping[str, bytes]  # other files of its folder that are new, whole
     notes: tuple[str, ...] = ()  # messages for the user

@@ -20,8 +20,8 @@ from ...data.datasets import Dataset
 from ..device import choose_device
 from ..experiment import Experiment
 from ..memory import keep_freed_memory
-from ..records import RoundRecord
-from ..run_folder import CHECKPOINT, RECORDS
+from ..records import RoundRecord, list_record_files
+from ..run_folder import CHECKPOINT
 from ..single_run import run
 from .transport import Upload
 
@@ -105,8 +105,7 @@ class Uploads:
         """Between two rounds: then the records are not behind the checkpoint."""
         stamps = {name: _stamp(self._folder / name) for name in REPLACED_FILES}
         new = [name for name in REPLACED_FILES if stamps[name] != self._stamps[name]]
-        records = self._folder / RECORDS
-        lines = records.read_bytes()[self._n_bytes :] if records.exists() else b""
+        lines = b"".join(path.read_bytes() for path in list_record_files(self._folder))[self._n_bytes :]
         notes = tuple(str(warning.message) for warning in self._caught[self._n_warnings :])
         upload = Upload(self._n_bytes, lines, {name: (self._folder / name).read_bytes() for name in new}, notes)
         self._n_bytes, self._n_warnings, self._stamps = self._n_bytes + len(lines), len(self._caught), stamps

@@ -22,9 +22,10 @@ from ...catalog.options import ConfigError
 from ...core import Layout, derive, generator, use_seed
 from ...data.datasets import Dataset
 from ...ops import cosines
-from ...runs.checkpoint import Checkpoint, read_checkpoint, write_atomically, write_checkpoint
+from ...runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from ...runs.device import reproducible
 from ...runs.experiment import Experiment
+from ...runs.files import write_atomically
 from ...runs.packed_records import read_lines, write_lines
 from ...runs.prepare import build_world
 from ...runs.run_folder import RunFolder
