@@ -8,8 +8,9 @@ if find_spec("flwr") is None:
     raise ModuleNotFoundError("cosdefense.flower needs flwr: pip install 'cosdefense[flower]'", name="flwr")
 
 from .defended import Defended
+from .federation import AllRoundsSkipped
 from .malicious_client import MaliciousClient
 from .pull_threads import PullLimits, SuperLinkLost
 from .reasons import Reason
 
-__all__ = ["Defended", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost"]
+__all__ = ["AllRoundsSkipped", "Defended", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost"]

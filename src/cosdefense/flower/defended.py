@@ -30,13 +30,16 @@ from ..core import (
 )
 from ..runs.observer import RoundObserver, RoundObservers
 from ..runs.records import RoundRecord
+from ..runs.safe_text import log_failure, printable
 from .arrays import count_bytes, to_numpy
 from .buffers import combine_buffers, is_private, replace_buffers
 from .node_ids import to_signed
+from .node_names import Names, NodeNames
 from .pull_threads import PullLimits
-from .reasons import Reason, Rejection, quote_error
+from .reasons import Rejection, quote_error
 from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
 from .reply_conversion import ReplyConverter, build_metrics_message
+from .round_log import log_checked, log_verdict
 from .round_record import build_evaluate_metrics, build_record, build_train_metrics
 from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics
@@ -68,6 +71,7 @@ class Defended(Strategy):
         seed: int | None = None,
         observers: Sequence[RoundObserver] = (),
         pull_limits: PullLimits | None = None,
+        node_names: Names | Path | str | None = None,
     ) -> None:
         if quorum < 1:
             raise ValueError(f"quorum must be at least 1, got {quorum}")
@@ -82,7 +86,7 @@ class Defended(Strategy):
         self.head, self.trusted_data = head, trusted_data
         self.quorum, self.deadline, self.pull_limits = quorum, deadline, pull_limits
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
-        self.observers = RoundObservers(observers)
+        self.observers, self.names = RoundObservers(observers), NodeNames(node_names)
         self.weigh_by_examples, self.max_examples = weigh_by_examples, max_examples
         # Decides which nodes are sampled and which noise is drawn, so it must stay secret.
         self.seed, self.has_own_seed = secrets.randbits(62) if seed is None else seed, seed is not None
@@ -110,6 +114,7 @@ class Defended(Strategy):
         self._converter = ReplyConverter.of(self.strategy, to_numpy(arrays), self.head)
         with _seed_global_generators(self.seed, "train", server_round):
             self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self.names.look_up(grid, [message.metadata.dst_node_id for message in self._sent])
         self.n_bytes = {"train-sent": len(self._sent) * count_bytes(arrays)}
         return self._sent
 
@@ -140,7 +145,7 @@ class Defended(Strategy):
         except (MissingTrustedData, UnknownLayer):  # not caused by any client
             raise
         except Exception as error:  # numbers that a rule cannot handle skip the round, they do not end the run
-            log.exception("%s could not judge round %d", self.defense, server_round)
+            log_failure(log, error, "%s could not judge round %d", self.defense, server_round)
             return self._skip(checked, f"the defense failed: {quote_error(error)}")
         if verdict.skipped:
             return self._skip(checked, verdict.skipped, verdict)
@@ -162,9 +167,9 @@ class Defended(Strategy):
                     restore_on_failure(self.strategy),
                 ):
                     metrics = self.strategy.aggregate_evaluate(server_round, messages)
-        except Exception:  # metrics of clients may break a custom metric function; the run continues
+        except Exception as error:  # metrics of clients may break a custom metric function; the run continues
             name = describe_strategy(self.strategy)
-            log.exception("%s could not aggregate the evaluation of round %d", name, server_round)
+            log_failure(log, error, "%s could not aggregate the evaluation of round %d", name, server_round)
         return build_evaluate_metrics(checked, metrics)
 
     def start(
@@ -199,8 +204,8 @@ class Defended(Strategy):
             reads = StrategyMetrics(reads.weight)
         checked = check_replies(replies, Request.of(self._sent, model, reads))
         checked.rejected += missing
-        for node, reason, detail in checked.rejected:
-            log.warning("reply of node %d rejected (%s): %s", node, reason, detail)
+        step = "aggregate_evaluate" if model is None else "aggregate_train"
+        log_checked(step, len(checked.valid), checked.rejected, self.names)
         return checked
 
     def _build_cohort(self, converter: ReplyConverter, replies: Sequence[ValidReply], server_round: int) -> Cohort:
@@ -241,7 +246,7 @@ class Defended(Strategy):
                 arrays, metrics = self.strategy.aggregate_train(server_round, messages)
                 model = None if arrays is None else converter.to_model(arrays)
         except Exception as error:
-            log.exception("%s could not aggregate round %d", name, server_round)
+            log_failure(log, error, "%s could not aggregate round %d", name, server_round)
             return self._skip(checked, f"the wrapped strategy failed: {quote_error(error)}", verdict)
         if model is None:
             return self._skip(checked, f"{name} returned no model", verdict)
@@ -250,16 +255,14 @@ class Defended(Strategy):
         return model, self._record_round(checked, verdict, None, metrics)
 
     def _skip(self, checked: CheckedReplies, reason: str, verdict: Verdict | None = None) -> tuple[None, MetricRecord]:
-        log.warning("round skipped, the model stays as it is: %s", reason)
+        log.warning("round skipped, the model stays as it is: %s", printable(reason))
         return None, self._record_round(checked, verdict, reason, None)
 
     def _record_round(
         self, checked: CheckedReplies, verdict: Verdict | None, skipped: str | None, metrics: MetricRecord | None
     ) -> MetricRecord:
         self.record = build_record(checked, verdict, skipped)
-        for node, reason in zip(self.record.clients, self.record.reasons, strict=True):
-            if reason == Reason.DEFENSE:  # the others were logged when they were checked
-                log.warning("reply of node %d rejected (%s)", node, reason)
+        log_verdict(self.record, self.names)  # rejections before the defense were logged when they were found
         return build_train_metrics(self.record, metrics)
 
 

@@ -23,12 +23,15 @@ from ..runs.run_folder import RunFolder
 from .arrays import get_specs, to_numpy
 from .guarded_grid import GuardedGrid
 from .progress import Progress, restore_progress, to_checkpoint, warn_about_unsaved
+from .round_log import log_end, log_metrics, log_start
+from .round_record import PREFIX
 
 if TYPE_CHECKING:
     from .defended import Defended
 
 log = logging.getLogger("flwr")
 
+ARROW = "\t└──>"  # before the metrics of a phase, as in Flower's log
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -41,6 +44,18 @@ class RoundSettings:
     evaluate_config: ConfigRecord
     evaluate_fn: Evaluate | None
 
+    @property
+    def configs(self) -> dict[str, ConfigRecord]:
+        return {"train": self.train_config, "evaluate": self.evaluate_config}
+
+
+class AllRoundsSkipped(RuntimeError):
+    """No round changed the model, so the run has not succeeded. The folder is complete and can be resumed."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(f"all {len(result.train_metrics_clientapp)} rounds were skipped; the log says why")
+        self.result = result
+
 
 def run_federation(
     defended: Defended, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, settings: RoundSettings, resume: bool
@@ -48,21 +63,23 @@ def run_federation(
     """Run all rounds, or those that the checkpoint does not include."""
     if resume and defended.checkpoint_dir is None:
         raise ValueError("resume needs Defended(…, checkpoint_dir=…)")
+    start = time.monotonic()
     folder = None if defended.checkpoint_dir is None else RunFolder(defended.checkpoint_dir)
     with folder.lock() if folder else nullcontext():
         progress = _start_or_resume(defended, folder, initial_arrays, resume)
         guarded, first = GuardedGrid(grid, defended.deadline, defended.pull_limits), progress.n_rounds + 1
+        log_start(type(defended).__name__, num_rounds, progress.arrays, settings.configs)
         defended.summary()
         defended.observers.started(_build_header(defended), read_run(folder.path).rounds if folder else ())
         if settings.evaluate_fn and first == 1:
             metrics = settings.evaluate_fn(0, initial_arrays)
+            log_metrics("Initial global evaluation results", metrics)
             _set_metrics(progress.result.evaluate_metrics_serverapp, 0, metrics)
         for number in range(first, num_rounds + 1):
+            log.info("")
             log.info("[ROUND %s/%s]", number, num_rounds)
             progress, seconds = _run_round(number, progress, defended, guarded, settings)
-            record = defended.record and _complete_record(
-                replace(defended.record, n_bytes=defended.n_bytes), number, progress.result, seconds
-            )
+            record = defended.record and _complete_record(defended, defended.record, number, progress.result, seconds)
             if folder and record:
                 folder.append(record)
                 folder.save(to_checkpoint(progress, defended))
@@ -72,7 +89,8 @@ def run_federation(
                 defended.observers.recorded(record)
         if folder:
             folder.finish()
-    log.info("finished after round %s", num_rounds)
+    log_end(progress.result, time.monotonic() - start)
+    _check_not_all_skipped(progress.result)
     return progress.result
 
 
@@ -86,13 +104,19 @@ def _run_round(
     arrays, metrics = defended.aggregate_train(number, replies, missing=grid.rejected)
     arrays = result.arrays = progress.arrays if arrays is None else arrays
     _set_metrics(result.train_metrics_clientapp, number, metrics)
+    log_metrics(f"{ARROW} Aggregated MetricRecord", metrics)
     trained = time.monotonic()
     messages = defended.configure_evaluate(number, arrays, settings.evaluate_config, grid)
     replies = grid.send_and_receive(messages, timeout=settings.timeout)
     metrics = defended.aggregate_evaluate(number, replies, missing=grid.rejected)
     _set_metrics(result.evaluate_metrics_clientapp, number, metrics)
+    if metrics is not None:
+        log_metrics(f"{ARROW} Aggregated MetricRecord", metrics)
     if settings.evaluate_fn:
-        _set_metrics(result.evaluate_metrics_serverapp, number, settings.evaluate_fn(number, arrays))
+        metrics = settings.evaluate_fn(number, arrays)
+        _set_metrics(result.evaluate_metrics_serverapp, number, metrics)
+        log.info("Global evaluation")
+        log_metrics(f"{ARROW} MetricRecord", metrics)
     return Progress(number, arrays, result), {"train": trained - start, "evaluate": time.monotonic() - trained}
 
 
@@ -117,18 +141,32 @@ def _start_or_resume(
     return progress
 
 
+def _check_not_all_skipped(result: Result) -> None:
+    """Rounds in which no node is asked to train (`fraction_train=0`) do not count."""
+    rounds = [
+        metrics
+        for metrics in result.train_metrics_clientapp.values()
+        if metrics.get(f"{PREFIX}-received") or any(key.startswith(f"{PREFIX}-rejected") for key in metrics)
+    ]
+    if rounds and all(metrics.get(f"{PREFIX}-skipped") for metrics in rounds):
+        raise AllRoundsSkipped(result)
+
+
 def _set_metrics(history: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         history[number] = metrics
 
 
-def _complete_record(record: RoundRecord, number: int, result: Result, seconds: dict[str, float]) -> RoundRecord:
+def _complete_record(
+    defended: Defended, record: RoundRecord, number: int, result: Result, seconds: dict[str, float]
+) -> RoundRecord:
     """Rounds count from 0, as in the simulator. The server's accuracy and loss come before those of the clients."""
     histories = (result.evaluate_metrics_serverapp, result.evaluate_metrics_clientapp)
     metrics = [history[number] for history in histories if number in history]
+    names = tuple(defended.names.get(node) for node in record.clients)
     return replace(
-        record, round=number - 1, accuracy=_find_metric(metrics, "accuracy"), loss=_find_metric(metrics, "loss"),
-        seconds=seconds,
+        record, round=number - 1, names=names if any(names) else (), n_bytes=defended.n_bytes, seconds=seconds,
+        accuracy=_find_metric(metrics, "accuracy"), loss=_find_metric(metrics, "loss"),
     )  # fmt: skip
 
 

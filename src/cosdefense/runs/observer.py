@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .records import RoundRecord
+from .safe_text import log_failure
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -52,8 +53,8 @@ class RoundObservers(RoundObserver):
         for observer in self.observers:
             try:
                 call(observer)
-            except Exception:
-                log.exception("%s failed; the run continues", type(observer).__name__)
+            except Exception as error:
+                log_failure(log, error, "%s failed; the run continues", type(observer).__name__)
 
 
 @dataclass(frozen=True)
