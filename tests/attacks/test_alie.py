@@ -53,6 +53,36 @@ def test_too_few_attackers_send_the_mean_and_a_majority_has_a_limit() -> None:
     assert many[0].numpy() == pytest.approx(rows[6:].mean(axis=0) - 2.5 * rows[6:].std(axis=0))
 
 
+def test_a_lower_limit_makes_few_attackers_strong() -> None:
+    """One of ten gets z = 0 from the formula, four of ten 0.43."""
+    rows = np.random.default_rng(0).normal(size=(10, 3))
+    for m, z in ((1, 1.5), (2, 1.5), (4, 1.5), (6, 3.0)):
+        forged, _ = ALIE(min_z=1.5).forge(cohort_of(rows), torch.arange(10) < m, None)
+        assert forged[0].numpy() == pytest.approx(rows[m:].mean(axis=0) - z * rows[m:].std(axis=0))
+    low, _ = ALIE(min_z=0.1).forge(cohort_of(rows), torch.arange(10) < 4, None)
+    assert torch.equal(low[0], ALIE().forge(cohort_of(rows), torch.arange(10) < 4, None)[0][0])
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "z"),
+    [(10, 3, 0.180), (10, 4, 0.431), (20, 4, 0.157), (20, 8, 0.674), (25, 5, 0.253), (50, 10, 0.253), (50, 24, 1.426),
+     (100, 20, 0.286), (100, 30, 0.524)],
+)  # fmt: skip
+def test_z_of_usual_federations(n: int, m: int, z: float) -> None:
+    """As other public code computes them, to three digits."""
+    assert ALIE()._compute_z(n, m) == pytest.approx(z, abs=5e-4)
+
+
+def test_population_or_sample_deviation() -> None:
+    """Four honest clients: z = 1 in population deviations; in sample deviations √(4 / 3) as far."""
+    rows = [[1.0, 0.0], [2.0, 1.0], [3.0, 2.0], [2.0, 1.0], [0.0, 0.0]]
+    mask = torch.arange(5) == 4
+    forged, _ = ALIE(z=1.0).forge(cohort_of(rows), mask, None)
+    assert forged[4, :2].tolist() == pytest.approx([1.292893, 0.292893], abs=1e-6)
+    forged, _ = ALIE(z=math.sqrt(4 / 3)).forge(cohort_of(rows), mask, None)
+    assert forged[4, :2].tolist() == pytest.approx([1.183503, 0.183503], abs=1e-6)
+
+
 def test_attackers_go_by_their_own_rows_with_partial_knowledge() -> None:
     rows = np.random.default_rng(0).normal(size=(10, 3))
     malicious = torch.arange(10) < 4
@@ -88,3 +118,5 @@ def test_mistakes_are_named() -> None:
         ALIE(z=math.inf)
     with pytest.raises(ValueError, match=r"ALIE.max_z must be at least 0 and finite, got -1.0"):
         ALIE(max_z=-1.0)
+    with pytest.raises(ValueError, match=r"ALIE.min_z must be from 0 to max_z = 3.0, got 4.0"):
+        ALIE(min_z=4.0)

@@ -1,4 +1,4 @@
-"""Explicit boosting: gradient ascent, scaled by clients / malicious clients."""
+"""Explicit boosting: gradient ascent or wrong labels, scaled by clients / malicious clients."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cosdefense import Cohort, Defense, Layout
+from cosdefense import Attack, Cohort, Defense, Layout, get
 from cosdefense.aggregators import Mean
-from cosdefense.attacks import ExplicitBoosting
+from cosdefense.attacks import ExplicitBoosting, TrainingPlan
 from cosdefense.core import Aggregator, State, generator
+from cosdefense.data import load
+from cosdefense.simulation.evaluation import evaluate
 from cosdefense.simulation.loop import simulate
 from cosdefense.training.executor import train_clients
 from cosdefense.training.local_sgd import LocalSGD
@@ -97,6 +99,42 @@ def test_ascending_is_descending_the_negative_loss() -> None:
     assert torch.allclose(up, -down, atol=1e-7)
 
 
+def test_the_targeted_form_trains_on_wrong_labels() -> None:
+    """Descent instead of ascent, source images labeled as the target, and the same boost."""
+    attack = ExplicitBoosting(3, source=1, target=7)
+    labels, images = torch.tensor([[0, 1, 7, 1]]), torch.zeros(1, 4, 1, 2, 2)
+    assert attack.poison(images, labels, 10, torch.Generator())[1].tolist() == [[0, 7, 7, 7]]
+    aim = attack.prepare_evaluation(images[0], labels[0], 10)
+    assert aim is not None
+    assert aim[1].tolist() == [-1, 7, -1, 7]
+    world = digits_world(n_clients=10)
+    assert attack.plan_training(world.task.initial(), world.task.layout, 2, None) == TrainingPlan(3)
+    assert ExplicitBoosting().poison(images, labels, 10, torch.Generator())[1] is labels
+    assert ExplicitBoosting().prepare_evaluation(images[0], labels[0], 10) is None
+
+
+@pytest.mark.slow
+def test_the_targeted_form_turns_one_class_into_another() -> None:
+    world = digits_world(malicious=0.2)
+    honest = list(simulate(world, Attack(), get("fedavg"), rounds=40, sampled=10, batch=8, seed=0))[-1].after
+    attack, digits = ExplicitBoosting(5, source=1, target=7), load("digits")
+    before, after = (
+        evaluate(world.task, params, digits.test_images, digits.test_labels, attack, 10)
+        for params in (
+            honest.params,
+            list(simulate(world, attack, get("fedavg"), rounds=44, sampled=10, batch=8, seed=0, resume=honest))[
+                -1
+            ].after.params,
+        )
+    )
+    assert before.attack_success is not None
+    assert after.attack_success is not None
+    assert before.attack_success < 0.1
+    assert after.attack_success > 0.6
+
+
 def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="both source and target, or neither, got 1 and None"):
+        ExplicitBoosting(source=1)
     with pytest.raises(ValueError, match=r"ExplicitBoosting.steps must be at least 1, got 0"):
         ExplicitBoosting(steps=0)

@@ -127,6 +127,20 @@ def test_the_search_stops_where_krum_selects_no_forged_row() -> None:
     assert 1e-5 < float(forged[4, 0] / highest[4, 0]) <= 2e-5
 
 
+@pytest.mark.parametrize("knowledge", ["full", "partial"])
+def test_a_share_that_krum_cannot_work_with(knowledge: str) -> None:
+    """4 of 10 need 11 updates. The attack is then as strong as for the 3 that Krum can work with, not nearly zero."""
+    rng = torch.Generator().manual_seed(1)
+    rows = 0.2 + torch.randn(10, 40, generator=rng).double()
+    malicious = torch.arange(10) >= 6
+    forged, _ = KrumPoisoning(0.4, knowledge).forge(wide(rows), malicious, None)  # type: ignore[arg-type]
+    assert float(forged[malicious].norm(dim=1).min()) > 0.05 * float(rows.norm(dim=1).median())
+    if knowledge == "full":
+        feasible, _ = KrumPoisoning(0.3).forge(wide(rows), malicious, None)
+        assert torch.equal(forged, feasible)
+        assert min(picked(wide(rows), forged, 0.3)) >= 6
+
+
 def test_the_size_of_the_updates_does_not_matter() -> None:
     rng = torch.Generator().manual_seed(3)
     rows = 0.2 + torch.randn(12, 40, generator=rng).double()
@@ -169,7 +183,7 @@ def test_slow_twin(honest: list[list[float]], own: list[list[float]], contaminat
 
 
 def slow_search(known: list[list[float]], m: int, contamination: float, knowledge: str) -> list[float] | None:
-    n, f = len(known) + m, math.floor(contamination * (len(known) + m) + 1e-9)
+    n, f = len(known) + m, slow_f(len(known) + m, contamination)
     signs = [float((total > 0) - (total < 0)) for total in (sum(row[k] for row in known) for k in range(2))]
     bound = max(math.hypot(*row) for row in known) / math.sqrt(2)
     if len(known) > 1:
@@ -191,11 +205,19 @@ def slow_search(known: list[list[float]], m: int, contamination: float, knowledg
     return [-length * sign for sign in signs]
 
 
+def slow_f(n: int, contamination: float) -> int:
+    """The assumed number of attackers, reduced until Krum can work with n updates."""
+    f = math.floor(contamination * n + 1e-9)
+    while f > 0 and n <= 2 * f + 2:
+        f -= 1
+    return f
+
+
 def slow_krum_prefers(known: list[list[float]], forged: list[list[float]], contamination: float) -> bool | None:
     """Whether Krum picks forged rows only; None where rounding decides."""
     rows = known + forged
-    n, f = len(rows), math.floor(contamination * len(rows) + 1e-9)
-    if n <= 2 * f + 2:
+    n, f = len(rows), slow_f(len(rows), contamination)
+    if n <= 2:
         return False
     scores = [
         math.fsum(sorted(math.dist(a, b) ** 2 for j, b in enumerate(rows) if j != i)[: n - f - 2])

@@ -58,29 +58,51 @@ def test_nothing_is_learned_after_the_warm_up() -> None:
     _, _, early = play(Mimic(warm_up=5), 5)
     _, _, late = play(Mimic(warm_up=5), 12)
     assert late.rounds == early.rounds == 5
-    assert torch.equal(late.spread, early.spread)
+    assert torch.equal(late.direction, early.direction)
     assert torch.equal(late.projections.rows, early.projections.rows)
 
 
 def test_slow_twin() -> None:
-    """The recursion again in numpy, from the cohorts alone."""
+    """The authors' recursion again in numpy, from the cohorts alone: z and each step are normalized."""
     _, history, state = play(Mimic(warm_up=6), 6)
-    mean, spread, sums = np.zeros(2), np.zeros(2), dict[int, list[float]]()
+    mean, z, sums = np.zeros(2), np.zeros(2), dict[int, list[float]]()
     for t, cohort in enumerate(history):
         rows = cohort.updates[~MALICIOUS, :2].numpy()
-        start = torch.randn(2, generator=generator(cohort.seed, "mimic"), dtype=torch.float64).numpy()
-        mean = (t * mean + rows.mean(axis=0)) / (t + 1)
-        z = spread if spread.any() else start
+        mean = t / (1 + t) * mean + rows.mean(axis=0) / (1 + t)
+        if t == 0:
+            z = torch.randn(2, generator=generator(cohort.seed, "mimic"), dtype=torch.float64).numpy()
+        step = sum((row - mean) @ z * (row - mean) for row in rows)
+        step = step / np.linalg.norm(step)
+        z = step if t == 0 else t / (1 + t) * z + step / (1 + t)
         z = z / np.linalg.norm(z)
-        covariance = sum(np.outer(row - mean, row - mean) for row in rows)
-        spread = (t * spread + covariance @ z) / (t + 1)
         for client, row in enumerate(rows):
-            sums.setdefault(client, []).append(float(row @ spread / np.linalg.norm(spread)))
+            sums.setdefault(client, []).append(float(row @ z))
     assert state.mean.numpy() == pytest.approx(mean)
-    assert state.spread.numpy() == pytest.approx(spread)
+    assert state.direction.numpy() == pytest.approx(z)
     assert state.projections.clients.tolist() == list(range(6))
     assert state.projections.rows[:, 0].tolist() == pytest.approx([sum(sums[client]) for client in range(6)])
     assert state.projections.rows[:, 1].tolist() == [6] * 6
+
+
+def test_the_scale_of_a_round_does_not_matter_for_the_direction() -> None:
+    """A second round ten times as long moves z exactly as one of usual length does."""
+    rows = np.random.default_rng(3).normal(size=(2, 8, 2))
+    found = []
+    for scale in (1.0, 10.0):
+        state: State = Mimic().init()
+        for number, factor in enumerate((scale, scale)):
+            _, state = Mimic().forge(cohort_of(factor * rows[number], seed=0), MALICIOUS, state)
+        found.append(state.direction)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_identical_updates_leave_the_direction_as_it_is() -> None:
+    state: State = Mimic().init()
+    same = cohort_of(torch.ones(8, 2, dtype=torch.float64), seed=0)
+    for _ in range(2):
+        _, state = Mimic().forge(same, MALICIOUS, state)
+    start = torch.randn(2, generator=generator(0, "mimic"), dtype=torch.float64)
+    torch.testing.assert_close(state.direction, start / start.norm())
 
 
 def test_the_direction_is_where_clients_differ_most() -> None:
@@ -88,8 +110,7 @@ def test_the_direction_is_where_clients_differ_most() -> None:
     _, history, state = play(Mimic(warm_up=30), 30)
     rows = np.concatenate([cohort.updates[~MALICIOUS, :2].numpy() for cohort in history])
     leading = np.linalg.eigh(np.cov(rows.T)).eigenvectors[:, -1]
-    z = state.spread.numpy() / np.linalg.norm(state.spread.numpy())
-    assert abs(float(z @ leading)) > 0.999
+    assert abs(float(state.direction.numpy() @ leading)) > 0.999
 
 
 def test_the_memory_can_be_saved() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,20 @@ def test_attackers_draw_each_their_own_by_identity() -> None:
     assert not torch.equal(one[0], later[0])
 
 
+def test_extremes_of_models() -> None:
+    """Weights 10, −10, 10, −10: the models lie in 11 … 13, −13 … −5, 7 … 9, −15 … −7; the extremes are doubled or
+    halved there, away from where the mean update goes."""
+    rows = torch.tensor(COLUMNS, dtype=torch.float64).T.contiguous()
+    cohort = replace(cohort_of(rows), params=torch.tensor([10.0, -10.0, 10.0, -10.0], dtype=torch.float64))
+    malicious = torch.tensor(MALICIOUS)
+    attack = TrimmedMeanPoisoning(of="models")
+    sent = torch.stack([attack.forge(replace(cohort, seed=seed), malicious, None)[0][malicious] for seed in range(300)])
+    # Models: below 11 / 2 … 11, below −26 … −13, above 9 … 18, above −7 … −3.5. Minus the weights.
+    spans(sent, [(-4.5, 1), (-16, -3), (-1, 8), (3, 6.5)])
+    partial = [TrimmedMeanPoisoning("partial", of=of).forge(cohort, malicious, None)[0] for of in ("updates", "models")]
+    assert torch.equal(*partial)
+
+
 def test_nobody_to_know() -> None:
     """Without honest clients the attackers go by their own rows; without attackers nothing happens."""
     everybody = torch.ones(2, dtype=torch.bool)
@@ -154,6 +169,8 @@ def test_slow_twin(clients: list[tuple[bool, list[float]]], factor: float, seed:
 
 
 def test_mistakes_are_named() -> None:
+    with unchecked(), pytest.raises(ValueError, match=r"of must be one of \('updates', 'models'\), got 'weights'"):
+        TrimmedMeanPoisoning(of="weights")  # type: ignore[arg-type]
     with unchecked(), pytest.raises(ValueError, match=r"knowledge must be one of \('full', 'partial'\), got 'none'"):
         TrimmedMeanPoisoning(knowledge="none")  # type: ignore[arg-type]
     for factor in (0.5, math.inf, math.nan):

@@ -26,19 +26,22 @@ class ALIE(Attack):
     """All malicious clients send μ − z · σ, the mean and standard deviation per coordinate of the known updates.
 
     The paper's z: m malicious clients among n need s = ⌊n / 2 + 1⌋ − m honest supporters for a majority, and
-    Φ(z) = (n − m − s) / (n − m). Where this gives a negative z, z is 0. Where the malicious clients are a majority
-    already, the formula has no bound and z is `max_z`.
+    Φ(z) = (n − m − s) / (n − m). For few malicious clients (1 or 2 of 10) this is 0 or less. `min_z` then applies; with
+    its default they send the mean. Where the malicious clients are a majority already, the formula has no bound and z
+    is `max_z`.
 
     Args:
         z: The number of standard deviations. None: the paper's formula.
         knowledge: "full": the honest updates are known. "partial", as in the paper: the malicious clients' own updates
             are used instead.
         max_z: The upper limit of the z that the formula gives.
+        min_z: The lower limit of the z that the formula gives. The authors' experiments use z = 1.5 throughout.
     """
 
     z: float | None = None
     knowledge: Knowledge = "full"
     max_z: float = 3.0
+    min_z: float = 0.0
 
     def __post_init__(self) -> None:
         if self.z is not None and not math.isfinite(self.z):
@@ -46,6 +49,8 @@ class ALIE(Attack):
         check_choice("knowledge", self.knowledge, Knowledge)
         if not 0 <= self.max_z < math.inf:
             raise ValueError(f"ALIE.max_z must be at least 0 and finite, got {self.max_z}")
+        if not 0 <= self.min_z <= self.max_z:
+            raise ValueError(f"ALIE.min_z must be from 0 to max_z = {self.max_z}, got {self.min_z}")
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
@@ -60,4 +65,5 @@ class ALIE(Attack):
         if n_supporters <= 0:
             return self.max_z
         probability = (n_honest - n_supporters) / n_honest
-        return min(self.max_z, NormalDist().inv_cdf(probability)) if probability > 0.5 else 0.0
+        z = NormalDist().inv_cdf(probability) if probability > 0.5 else 0.0
+        return min(self.max_z, max(self.min_z, z))

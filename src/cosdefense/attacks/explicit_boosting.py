@@ -1,40 +1,71 @@
-"""Explicit boosting: ascend the loss and scale the update so that averaging does not weaken it.
+"""Explicit boosting: scale a malicious update so that averaging does not weaken it.
 
 Bhagoji, Chakraborty, Mittal, Calo. Analyzing Federated Learning through an Adversarial Lens. ICML 2019.
 https://arxiv.org/abs/1811.12470
+
+The paper's attack is targeted: it trains a few chosen images to be classified as a target class. Here these are all
+images of the class `source`. The untargeted form, with gradient ascent, is this project's default. The paper's
+alternating minimization and its stealth terms are not part of this attack.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core import Cohort, Layout, State
 from .attack import Attack, TrainingPlan
+from .label_flip import LabelFlip
 
 
 @dataclass(frozen=True)
 class ExplicitBoosting(Attack):
-    """Every malicious client sends u · n / m, where u is its own update from gradient ascent.
+    """Every malicious client sends u · n / m, where u is its own update from gradient ascent or from wrong labels.
 
-    n is the number of clients in the round, m the number of malicious ones among them.
+    n is the number of clients in the round, m the number of malicious ones among them. Without `source` and `target`
+    the clients ascend the loss. With both they train on batches in which images of the class `source` are labeled
+    `target`.
 
     Args:
-        steps: The number of local steps of gradient ascent.
+        steps: The number of local steps.
+        source: The class whose images should be misclassified. None: untargeted.
+        target: The class that they should get. None: untargeted.
     """
 
     steps: int = 5
+    source: int | None = None
+    target: int | None = None
 
     def __post_init__(self) -> None:
+        LabelFlip(self.source, self.target)  # checks the options
         if self.steps < 1:
             raise ValueError(f"ExplicitBoosting.steps must be at least 1, got {self.steps}")
 
     def plan_training(
         self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
     ) -> TrainingPlan:
-        return TrainingPlan(self.steps, ascend=True)
+        return TrainingPlan(self.steps, ascend=self.target is None)
+
+    def poison(
+        self,
+        images: Float[Tensor, "*batch channels height width"],
+        labels: Int[Tensor, "*batch"],
+        n_classes: int,
+        rng: torch.Generator,
+    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+        if self.target is None:
+            return images, labels
+        return LabelFlip(self.source, self.target).poison(images, labels, n_classes, rng)
+
+    def prepare_evaluation(
+        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
+    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
+        if self.target is None:
+            return None
+        return LabelFlip(self.source, self.target).prepare_evaluation(images, labels, n_classes)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         return boost_factor(malicious) * cohort.updates, state

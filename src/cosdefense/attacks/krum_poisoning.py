@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core import Cohort, State, TooFewClients, generator
+from ..core import Cohort, State, generator
 from ..filters import Krum
-from ..filters.krum import sum_nearest
+from ..filters.krum import krum_scores, sum_nearest
 from ..ops import fraction_of, row_norms, squared_distances
 from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
@@ -28,6 +28,9 @@ class KrumPoisoning(Attack):
     μ is the mean of the known updates. The search starts at an upper bound and halves λ until Krum, applied to the
     known and the forged updates, selects a forged one. With partial knowledge the known updates are the malicious
     clients' own, and the search tries one forged update first, then two, and so on.
+
+    Krum needs more than 2 f + 2 updates. Where there are not enough for f = floor(contamination · n), the search uses
+    the largest f for which there are: with 10 updates f is 3 at most.
 
     Args:
         contamination: The fraction of malicious clients that the server's Krum is assumed to expect.
@@ -80,17 +83,20 @@ class KrumPoisoning(Attack):
     def _is_selected(self, cohort: Cohort, known: Float[Tensor, "m d"], forged: Float[Tensor, "f d"]) -> bool:
         """Whether Krum, applied to these rows, selects only forged ones."""
         rows = torch.cat([known, forged])
-        trial = Cohort.of(rows, cohort.params, cohort.layout)
-        try:
-            judgment, _ = Krum(self.contamination)(trial, None)
-        except TooFewClients:
+        if len(rows) < 3:  # Krum does not work with any f
             return False
-        return not bool((judgment.weights[: len(known)] != 0).any())
+        trial = Cohort.of(rows, cohort.params, cohort.layout)
+        scores = krum_scores(Krum(), trial, self._feasible_f(len(rows)))
+        return not bool((scores[: len(known)] <= scores.min()).any())
+
+    def _feasible_f(self, n: int) -> int:
+        """The number of malicious clients that Krum expects among n, reduced to what it can work with."""
+        return min(fraction_of(self.contamination, n), max(0, (n - 3) // 2))
 
     def _compute_bound(self, known: Float[Tensor, "m t"], n_malicious: int) -> float:
         """The paper's upper bound of λ, for squared distances: Krum selects no update beyond it."""
         n, size = len(known) + n_malicious, known.shape[1]
-        f = fraction_of(self.contamination, n)
+        f = self._feasible_f(n)
         longest = float(row_norms(known).max()) / math.sqrt(size)
         n_neighbors = min(max(1, n - f - 2), len(known) - 1)
         if n_neighbors < 1:

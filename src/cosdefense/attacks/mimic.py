@@ -4,11 +4,12 @@ Karimireddy, He, Jaggi. Byzantine-Robust Learning on Heterogeneous Datasets via 
 https://arxiv.org/abs/2006.09365
 
 In the paper, a warm-up determines which client to copy: the one that lies farthest out along z, the direction of the
-largest variance between clients. A power iteration with one step per round estimates z. Three things differ here. The
-sum that defines z is stored without normalization; the paper's recursion (from memory, not confirmed) mixes a unit
-vector with products of updates, so that its speed depends on the scale of the updates. The projections of a client on
-z are averaged over the rounds in which it took part. And where clients are sampled and the client to copy is absent,
-the next one in the order is copied.
+largest variance between clients. A power iteration with one step per round estimates z, with the authors'
+normalization: z ← unit(t · z + unit(Σ (u − mean) ⟨u − mean, z⟩)), so that the scale of the updates does not matter.
+Two things differ from the authors' code. They copy the client with the largest ⟨u, z⟩ in the last round of the
+warm-up; here the projections of a client are averaged over the rounds in which it took part, and the largest absolute
+value counts, because the sign of z is arbitrary. And where clients are sampled and the client to copy is absent, the
+next one in the order is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core import ClientTable, Cohort, State, generator
-from ..ops import row_norms
+from ._geometry import normalize
 from ._knowledge import Knowledge, check_choice, known_rows
 from .attack import Attack
 
@@ -31,7 +32,7 @@ class MimicState:
 
     rounds: int
     mean: Float[Tensor, " t"]  # of all known updates so far
-    spread: Float[Tensor, " t"]  # Σ (u − mean) ⟨u − mean, z⟩, averaged over rounds; z is its direction
+    direction: Float[Tensor, " t"]  # z, the estimated direction of the largest variance between clients
     projections: ClientTable  # by client: the sum of ⟨u, z⟩ and the number of rounds
 
 
@@ -74,20 +75,16 @@ def _observe_round(known: Cohort, before: MimicState) -> MimicState:
     first = t == 0
     mean = rows.mean(dim=0) if first else (t * before.mean + rows.mean(dim=0)) / (t + 1)
     start = torch.randn(rows.shape[1], generator=generator(known.seed, "mimic"), dtype=torch.float64).to(rows.device)
-    spread = torch.zeros_like(mean) if first else before.spread
+    direction = normalize(start) if first else before.direction
     offsets = rows - mean
-    spread = (t * spread + offsets.T @ (offsets @ _normalize(spread, start))) / (t + 1)
-    projections = rows @ _normalize(spread, start)
+    step = normalize(offsets.T @ (offsets @ direction))
+    if bool(step.any()):  # else all clients sent the same
+        direction = normalize(step if first else t * direction + step)
+    projections = rows @ direction
     zeros = torch.zeros(len(rows), 2, dtype=torch.float64).to(rows)
     sums = before.projections.lookup(known.clients, default=zeros)
     sums = sums + torch.stack([projections, torch.ones_like(projections)], dim=1)
-    return MimicState(t + 1, mean, spread, before.projections.with_rows(known.clients, sums))
-
-
-def _normalize(vector: Float[Tensor, " t"], start: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
-    """Scale the vector to norm 1; in place of a zero vector, the random start."""
-    vector = vector if bool(vector.any()) else start
-    return vector / row_norms(vector[None])
+    return MimicState(t + 1, mean, direction, before.projections.with_rows(known.clients, sums))
 
 
 def _select_client(clients: Int[Tensor, " m"], projections: ClientTable) -> int:

@@ -3,8 +3,8 @@
 Shejwalkar, Houmansadr. Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
 Learning. NDSS 2021.
 
-The authors' code takes the smallest of the honest clients' sums as the bound. The formula as it is usually quoted takes
-the largest. Which one the paper prints could not be confirmed.
+The authors' released notebooks take the smallest of the honest clients' sums as the bound. The formula as it is usually
+quoted takes the largest, which gives the stronger attack. Which one the paper prints could not be confirmed.
 """
 
 from __future__ import annotations
