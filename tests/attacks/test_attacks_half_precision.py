@@ -13,6 +13,7 @@ from cosdefense.attacks import (
     Adaptive,
     Backdoor,
     Camouflage,
+    ConstrainAndScale,
     ExplicitBoosting,
     InnerProduct,
     LearnedPolicy,
@@ -20,7 +21,9 @@ from cosdefense.attacks import (
     MinMax,
     MinSum,
     OrthogonalInnerProduct,
+    PoisonedBuffers,
     SignFlip,
+    ZeroUpdates,
 )
 from cosdefense.catalog.registry import ATTACKS
 from cosdefense.testing.examples import LAYOUT, masks
@@ -55,7 +58,8 @@ def test_every_attack_keeps_the_type(name: str, dtype: torch.dtype, tmp_path: Pa
 @pytest.mark.parametrize(
     "attack",
     [ALIE(), Backdoor(), Camouflage(), ExplicitBoosting(), InnerProduct(), Mimic(), MinMax(), MinMax("sign"),
-     MinMax("std"), MinSum(), OrthogonalInnerProduct(), SignFlip(3.0), Adaptive(trials=2)],
+     MinMax("std"), MinSum(), OrthogonalInnerProduct(), SignFlip(3.0), Adaptive(trials=2),
+     ConstrainAndScale(radius=0.1), PoisonedBuffers(10.0, -2.0), ZeroUpdates()],
     ids=repr,
 )  # fmt: skip
 def test_the_same_as_in_double_precision_up_to_rounding(attack: Attack, dtype: torch.dtype) -> None:

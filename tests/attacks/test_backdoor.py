@@ -85,7 +85,7 @@ def test_slow_twin(b: int, fraction: float, size: int, shape: tuple[int, int], t
     rng = torch.Generator().manual_seed(b)
     images = 0.9 * torch.rand(2, 2, b, channels, height, width, generator=rng)
     labels = torch.randint(0, 5, (2, 2, b), generator=rng)
-    shown, taught = Backdoor(target, fraction, size).poison(images, labels, 5, RNG)
+    shown, taught = Backdoor(target, fraction, size=size).poison(images, labels, 5, RNG)
     spoiled = shown.ne(images).flatten(3).any(dim=3)
     count = max(1, round(fraction * b))
     assert spoiled.sum(dim=2).tolist() == [[count, count]] * 2  # of every batch

@@ -13,9 +13,11 @@ from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, NoisyMean, TrimmedMean
 from cosdefense.attacks import (
     ALIE,
+    DBA,
     Adaptive,
     Backdoor,
     Camouflage,
+    ConstrainAndScale,
     ExplicitBoosting,
     InnerProduct,
     KrumPoisoning,
@@ -24,7 +26,9 @@ from cosdefense.attacks import (
     Mimic,
     MinMax,
     MinSum,
+    Neurotoxin,
     Noise,
+    NoiseCamouflage,
     SignFlip,
     TrimmedMeanPoisoning,
 )
@@ -97,7 +101,14 @@ ATTACK_CASES = [
         MinMax("std"),
         MinSum("sign", "partial", "min"),
         MinSum("std"),
+        ALIE(min_z=1.5),
         Camouflage(1.0, "partial"),
+        ConstrainAndScale(radius=0.01, scale=1.0, steps=2),
+        DBA(part=2, scale=None),
+        ExplicitBoosting(source=1, target=7),
+        Neurotoxin(keep=0.5, radius=0.1),
+        NoiseCamouflage(2.0, 0.0, "partial"),
+        TrimmedMeanPoisoning(of="models"),
         Mimic("partial", warm_up=1),
         # Twenty trials: every direction in every camouflage.
         Adaptive(PRESETS["cosdefense"](), trials=20),

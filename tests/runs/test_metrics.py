@@ -122,3 +122,26 @@ def test_the_worst_class_is_that_of_the_last_evaluation() -> None:
     rounds = [record(number, [1.0], [0], class_recalls=found) for number, found in enumerate(recalls)]
     assert summarize(rounds)["worst_class"] == 0.7
     assert summarize(rounds[2:])["worst_class"] is None
+
+
+def test_how_long_success_lasts_after_the_attack() -> None:
+    """The attack stops before round 10. Success is measured every fifth round."""
+    measured = {4: 0.6, 9: 0.9, 14: 0.8, 19: 0.5, 24: 0.4, 29: 0.7}
+    rounds = [record(n, [1.0], [0], attack_success=measured.get(n)) for n in range(30)]
+    found = summarize(rounds, attack_stop=10)
+    assert found["success_at_stop"] == 0.9
+    assert found["success_lifespan"] == 10  # rounds 10 to 19; that it rises again later does not count
+    assert summarize(rounds[:20], attack_stop=10)["success_lifespan"] == 10  # all that were watched
+    assert summarize(rounds, attack_stop=20)["success_lifespan"] == 0
+    assert summarize(rounds[:10], attack_stop=10)["success_lifespan"] is None
+    assert summarize(rounds)["success_lifespan"] is summarize(rounds)["success_at_stop"] is None
+    untargeted = [record(n, [1.0], [0], accuracy=0.5) for n in range(4)]
+    assert summarize(untargeted, attack_stop=2)["success_lifespan"] is None
+
+
+def test_the_stop_is_read_from_the_header() -> None:
+    rounds = tuple(record(n, [1.0], [0], attack_success=0.9) for n in range(6))
+    header = {"experiment": {"schedule": {"attack_stop": 2}}}
+    assert summary_of(RunRecord(header, rounds))["success_lifespan"] == 4
+    never = {"experiment": {"schedule": {"attack_stop": "none"}}}
+    assert summary_of(RunRecord(never, rounds))["success_lifespan"] is None

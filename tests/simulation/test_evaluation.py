@@ -38,6 +38,7 @@ def test_accuracy_and_targeted_flips() -> None:
     assert found.adversarial_accuracy is None
     plain = evaluate(task, task.initial(), images, truth, Attack(), 4)
     assert (plain.attack_success, plain.source_recall) == (None, None)
+    assert found.clean_target_rate is None  # the attack changes no image: this would be its success
 
 
 def test_a_backdoors_success_leaves_out_its_own_class() -> None:
@@ -48,8 +49,19 @@ def test_a_backdoors_success_leaves_out_its_own_class() -> None:
     assert found.attack_success == 1.0
     assert found.source_recall == 2 / 3  # of the other three, without the stamp
     assert found.accuracy == 3 / 5
+    assert found.clean_target_rate == 0.0
     other = evaluate(task, task.initial(), images, truth, Backdoor(target=0, size=1), 4)
     assert other.attack_success == 0.0  # class 0 is a class like any other, and nobody is fooled into it
+
+
+def test_a_model_that_answers_with_the_target_anyway_has_no_backdoor() -> None:
+    """Of the four images of other classes, three are called 3 without the stamp as well."""
+    task, truth = brightest(4), torch.tensor([3, 0, 1, 2, 2])
+    found = evaluate(task, task.initial(), shown([3, 3, 3, 2, 3], 4), truth, Backdoor(target=3, size=1), 4)
+    assert found.attack_success == 1.0
+    assert found.clean_target_rate == 3 / 4
+    nobody = evaluate(task, task.initial(), shown([3], 4), torch.tensor([3]), Backdoor(target=3, size=1), 4)
+    assert (nobody.attack_success, nobody.clean_target_rate) == (None, None)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,9 @@ def test_a_targeted_flip_gets_what_it_wants() -> None:
 class Marker(Attack):
     """Makes its batches black and its rows all sevens, and counts the rounds."""
 
-    def poison(self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def poison(
+        self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator, clients: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(images), labels
 
     def forge(self, cohort: Cohort, malicious: Tensor, state: State) -> tuple[Tensor, State]:
@@ -329,9 +331,11 @@ class CountingFlip(LabelFlip):
 
     poisoned: list[int] = field(default_factory=list, compare=False)
 
-    def poison(self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def poison(
+        self, images: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator, clients: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         self.poisoned.append(len(images))
-        return super().poison(images, labels, n_classes, rng)
+        return super().poison(images, labels, n_classes, rng, clients)
 
 
 @pytest.mark.parametrize("attack", [Attack(), CountingFlip(), InnerProduct(), ExplicitBoosting(), Noise()], ids=repr)

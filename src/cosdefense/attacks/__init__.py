@@ -5,6 +5,8 @@ from .alie import ALIE
 from .attack import Attack, TrainingPlan
 from .backdoor import Backdoor
 from .camouflage import Camouflage
+from .constrain_and_scale import ConstrainAndScale
+from .dba import DBA
 from .explicit_boosting import ExplicitBoosting
 from .inner_product import InnerProduct
 from .krum_poisoning import KrumPoisoning
@@ -13,17 +15,23 @@ from .learned_policy import LearnedPolicy
 from .mimic import Mimic
 from .min_max import MinMax
 from .min_sum import MinSum
+from .neurotoxin import Neurotoxin
 from .noise import Noise
+from .noise_camouflage import NoiseCamouflage
 from .orthogonal_inner_product import OrthogonalInnerProduct
+from .poisoned_buffers import PoisonedBuffers
 from .sign_flip import SignFlip
 from .trimmed_mean_poisoning import TrimmedMeanPoisoning
+from .zero_updates import ZeroUpdates
 
 __all__ = [
     "ALIE",
+    "DBA",
     "Adaptive",
     "Attack",
     "Backdoor",
     "Camouflage",
+    "ConstrainAndScale",
     "ExplicitBoosting",
     "InnerProduct",
     "KrumPoisoning",
@@ -32,9 +40,13 @@ __all__ = [
     "Mimic",
     "MinMax",
     "MinSum",
+    "Neurotoxin",
     "Noise",
+    "NoiseCamouflage",
     "OrthogonalInnerProduct",
+    "PoisonedBuffers",
     "SignFlip",
     "TrainingPlan",
     "TrimmedMeanPoisoning",
+    "ZeroUpdates",
 ]

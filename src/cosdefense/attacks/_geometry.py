@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..core import Cohort, generator
 from ..ops import row_norms
 
 
@@ -19,3 +20,15 @@ def normalize(vector: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Scale the vector to norm 1. A zero vector stays zero."""
     norm = row_norms(vector[None])
     return vector / torch.where(norm > 0, norm, 1)
+
+
+def draw_unit_vectors(cohort: Cohort, malicious: Bool[Tensor, " n"], purpose: str) -> Float[Tensor, "m t"]:
+    """Draw a random unit vector for every malicious client, over the trainable coordinates, in float64.
+
+    One random stream per client: its vector depends neither on the device nor on the order of rows.
+    """
+    clients, size = cohort.clients[malicious].tolist(), cohort.layout.n_trainable
+    drawn = [
+        torch.randn(size, generator=generator(cohort.seed, purpose, client), dtype=torch.float64) for client in clients
+    ]
+    return torch.stack([normalize(vector) for vector in drawn]).to(cohort.updates.device)

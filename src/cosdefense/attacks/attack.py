@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..core import Cohort, Defense, Layout, State
+from ..core import ClientHook, Cohort, Defense, Layout, State
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,12 @@ class TrainingPlan:
     Args:
         steps: The number of local steps. None: as many as honest clients.
         ascend: Whether to ascend the loss instead of descending it.
+        hooks: What malicious clients do in every step, in the place of the defense's hooks.
     """
 
     steps: int | None = None
     ascend: bool = False
+    hooks: tuple[ClientHook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,12 @@ class Attack:
         labels: Int[Tensor, "*batch"],
         n_classes: int,
         rng: torch.Generator,
+        clients: Int[Tensor, " m"] | None = None,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
-        """Change the training batches of malicious clients, before they train. Pixels are in [0, 1]."""
+        """Change the training batches of malicious clients, before they train. Pixels are in [0, 1].
+
+        `clients` are their identities, one for each entry of the first dimension. None: all images are of one client.
+        """
         return images, labels
 
     def plan_training(

@@ -55,6 +55,7 @@ class ExplicitBoosting(Attack):
         labels: Int[Tensor, "*batch"],
         n_classes: int,
         rng: torch.Generator,
+        clients: Int[Tensor, " m"] | None = None,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         if self.target is None:
             return images, labels

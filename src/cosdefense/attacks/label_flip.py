@@ -45,6 +45,7 @@ class LabelFlip(Attack):
         labels: Int[Tensor, "*batch"],
         n_classes: int,
         rng: torch.Generator,
+        clients: Int[Tensor, " m"] | None = None,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         return images, self._flip(labels, n_classes)
 

@@ -55,6 +55,8 @@ ATTACKS: dict[str, type[Attack]] = {
     "alie": attacks.ALIE,
     "backdoor": attacks.Backdoor,
     "camouflage": attacks.Camouflage,
+    "constrain-and-scale": attacks.ConstrainAndScale,
+    "dba": attacks.DBA,
     "explicit-boosting": attacks.ExplicitBoosting,
     "inner-product": attacks.InnerProduct,
     "krum-poisoning": attacks.KrumPoisoning,
@@ -63,10 +65,14 @@ ATTACKS: dict[str, type[Attack]] = {
     "mimic": attacks.Mimic,
     "min-max": attacks.MinMax,
     "min-sum": attacks.MinSum,
+    "neurotoxin": attacks.Neurotoxin,
     "noise": attacks.Noise,
+    "noise-camouflage": attacks.NoiseCamouflage,
     "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
+    "poisoned-buffers": attacks.PoisonedBuffers,
     "sign-flip": attacks.SignFlip,
     "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
+    "zero-updates": attacks.ZeroUpdates,
 }
 PRESETS: dict[str, Callable[..., Defense]] = {
     "fedavg": presets.fedavg,

@@ -79,6 +79,7 @@ COLUMNS = {
     "tail_accuracy": "mean of last tenth, %",
     "attack_success": "attack success, %",
     "source_recall": "source recall, %",
+    "clean_target_rate": "target rate on clean images, %",
     "adversarial_accuracy": "adversarial accuracy, %",
     "batch_statistics_accuracy": "accuracy with batch statistics, %",
     "malicious_rejected": "malicious rejected, %",
@@ -87,6 +88,7 @@ COLUMNS = {
 OPTIONAL = (  # shown where something was measured
     "attack_success",
     "source_recall",
+    "clean_target_rate",
     "adversarial_accuracy",
     "batch_statistics_accuracy",
 )

@@ -77,7 +77,7 @@ class FederationEnv(gymnasium.Env[Array, Array]):
         sampled: The number of clients per round.
         batch: The batch size of clients.
         local_steps: The number of local steps of honest clients.
-        schedule: When attack and defense start. The attack never stops.
+        schedule: When attack and defense start. The attack never stops or pauses, and its strength is the policy's.
         partition: The attackers' assumption about how data are distributed.
         actions: The ranges of the actions.
         episode_length: The number of decisions per episode.
@@ -104,7 +104,7 @@ class FederationEnv(gymnasium.Env[Array, Array]):
         self.world, self.defense = build_attackers_world(world, partition, seed), defense
         self.actions, self.episode_length = actions, episode_length
         self._initial = initial or (lambda seed: world.task.initial())
-        self._schedule = replace(schedule, attack_stop=None)
+        self._schedule = Schedule(schedule.attack_start, defense_start=schedule.defense_start)
         self._settings: dict[str, Any] = {"sampled": sampled, "batch": batch, "local_steps": local_steps}
         # The loss of a destroyed model is unbounded or NaN. Beyond twice the loss of guessing nothing is left to gain,
         # and large jumps would dominate what the critic has to learn.

@@ -75,6 +75,9 @@ COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
     ("Worst class", _number("worst_class")),
     ("Attack success", _number("attack_success")),
     ("Source recall", _number("source_recall")),
+    ("Target rate on clean images", _number("clean_target_rate")),
+    ("Success at the stop", _number("success_at_stop")),
+    ("Rounds that success lasts", _number("success_lifespan", ".3g")),
     ("Adversarial accuracy", _number("adversarial_accuracy")),
     ("Accuracy with batch statistics", _number("batch_statistics_accuracy")),
     ("Malicious rejected", _number("malicious_rejected")),
@@ -93,6 +96,11 @@ NOTES = {
     "Worst class": "Worst class: the lowest share of a class that got its label at the end.",
     "Attack success": "Attack success: the share of the images aimed at that got the label the attackers wanted.",
     "Source recall": "Source recall: the share of those images, unchanged, that still got their true label.",
+    "Target rate on clean images": "Target rate on clean images: the share of those images, unchanged, that got the "
+    "label the attackers wanted.",
+    "Success at the stop": "Success at the stop: attack success when the attackers left.",
+    "Rounds that success lasts": "Rounds that success lasts: how long attack success stayed at 50 % or above after "
+    "the attackers left.",
     "Adversarial accuracy": "Adversarial accuracy: on test images that PGD has moved to where the model errs.",
     "Accuracy with batch statistics": "Accuracy with batch statistics: BatchNorm uses those of each test batch.",
     "Precision": "Precision: the share of rejected updates that were malicious.",

@@ -147,6 +147,10 @@ class Experiment:
             del table["training"]["bfloat16"]
         if self.training.fast_convolutions:
             del table["training"]["fast_convolutions"]
+        plain = _without_null(asdict(Schedule()))
+        for key in ("attack_period", "attack_rounds", "attack_scale", "attack_growth", "attack_scale_end"):
+            if table["schedule"][key] == plain[key]:
+                del table["schedule"][key]
         for entry in (*table["attacks"], *table["defenses"]):
             del entry["label"]
         for entry in table["defenses"]:

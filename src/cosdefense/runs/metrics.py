@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 from .records import RoundRecord, RunRecord
@@ -98,11 +99,34 @@ def final_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
 
 def summary_of(run: RunRecord) -> dict[str, Any]:
     """The summary of a finished run, which may have kept only some of its rounds; else one of the rounds so far."""
-    return dict(run.summary) if run.summary else summarize(run.rounds)
+    return dict(run.summary) if run.summary else summarize(run.rounds, attack_stop_of(run))
 
 
-def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Everything a table shows about one run."""
+def attack_stop_of(run: RunRecord) -> int | None:
+    """The first round without the attack again, if the experiment has one."""
+    schedule = (run.header.get("experiment") or {}).get("schedule") or {}
+    stop = schedule.get("attack_stop")
+    return stop if isinstance(stop, int) else None
+
+
+def success_lifespan(rounds: Iterable[RoundRecord], attack_stop: int | None, threshold: float = 0.5) -> int | None:
+    """For how many rounds after the last attack the success rate stays at `threshold` or above.
+
+    It is counted up to the last evaluation before the success rate first falls below, so it is exact to
+    `evaluate_every` rounds. If the success rate never falls below, this is the number of rounds that were watched.
+    """
+    if attack_stop is None:
+        return None
+    measured = [(record.round, record.attack_success) for record in rounds if record.round >= attack_stop]
+    evaluated = [(number, success) for number, success in measured if success is not None]
+    lasting = list(takewhile(lambda entry: entry[1] >= threshold, evaluated))
+    if not evaluated:
+        return None
+    return lasting[-1][0] + 1 - attack_stop if lasting else 0
+
+
+def summarize(rounds: Sequence[RoundRecord], attack_stop: int | None = None) -> dict[str, Any]:
+    """Everything a table shows about one run. `attack_stop`: the first round without the attack again."""
     detection = Detection.of(rounds)
     filters = sorted({name for record in rounds for name in record.scores})
     phases = sorted({phase for record in rounds for phase in record.seconds})
@@ -111,6 +135,9 @@ def summarize(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "tail_accuracy": tail_mean(rounds),
         "attack_success": _last(record.attack_success for record in rounds),
         "source_recall": _last(record.source_recall for record in rounds),
+        "clean_target_rate": _last(record.clean_target_rate for record in rounds),
+        "success_at_stop": _last(record.attack_success for record in rounds if record.round < (attack_stop or 0)),
+        "success_lifespan": success_lifespan(rounds, attack_stop),
         "adversarial_accuracy": _last(record.adversarial_accuracy for record in rounds),
         "batch_statistics_accuracy": _last(record.batch_statistics_accuracy for record in rounds),
         "batch_statistics_tail": tail_mean(rounds, key="batch_statistics_accuracy"),

@@ -40,10 +40,11 @@ class RoundRecord:
     names: tuple[str | None, ...] = ()  # of the clients, where an operator has named nodes
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
     points: Mapping[str, tuple[tuple[float, float] | None, ...]] = field(default_factory=dict)  # pictures by filter
-    accuracy: float | None = None  # this and the six below only in evaluated rounds
+    accuracy: float | None = None  # this and the seven below only in evaluated rounds
     loss: float | None = None
     attack_success: float | None = None  # only under attacks that want a particular answer
     source_recall: float | None = None  # likewise: how many of the images they want it for still get the true one
+    clean_target_rate: float | None = None  # likewise: how many of those images get the wanted answer without a trigger
     adversarial_accuracy: float | None = None  # on images moved by PGD, where that is asked for
     batch_statistics_accuracy: float | None = None  # BatchNorm tested with each test batch's own statistics
     class_recalls: tuple[float | None, ...] = ()  # the share of each class of test images that got its label

@@ -21,7 +21,7 @@ import torch
 from .chain import INCOMPLETE, START, Line, find_fault, read_chain, read_digest, seal, seal_all
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .files import PRIVATE, make_private_folder, open_with, sync_folder, write_atomically
-from .metrics import summarize
+from .metrics import attack_stop_of, summarize
 from .records import (
     RECORDS,
     DamagedRecords,
@@ -121,7 +121,8 @@ class RunFolder:
 
     def finish(self) -> None:
         """Write the last line, a summary. More rounds, if they are asked for later, take its place."""
-        self._append({"summary": summarize(read_run(self.path).rounds)})
+        run = read_run(self.path)
+        self._append({"summary": summarize(run.rounds, attack_stop_of(run))})
         self._sync_records()
 
     def warn_if_elsewhere(self, header: Mapping[str, Any]) -> None:

@@ -161,7 +161,8 @@ def record_of(round_: Round) -> RoundRecord:
 
 def _should_evaluate(number: int, cell: Experiment) -> bool:
     last, before_attack = cell.training.rounds - 1, cell.schedule.attack_start - 1
-    return (number + 1) % cell.training.evaluate_every == 0 or number in (last, before_attack)
+    last_attacked = None if cell.schedule.attack_stop is None else cell.schedule.attack_stop - 1
+    return (number + 1) % cell.training.evaluate_every == 0 or number in (last, before_attack, last_attacked)
 
 
 def header_of(cell: Experiment, dataset: Dataset, world: World) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def train_round(
     number: int,
 ) -> None:
     """Fill in the update of every client of round `number`. Malicious clients do not run the defense's hooks."""
-    train = partial(_train_in_chunks, updates, world, params)
+    train = partial(_train_in_chunks, updates, world, params, clients)
     rows = world.draw_rows(clients, steps, batch, generator(seed, "batches", number))
     honest_trainer = replace(world.trainer, hooks=(*world.trainer.hooks, *hooks))
     everyone = torch.arange(len(clients))
@@ -52,7 +52,7 @@ def train_round(
     malicious_rows = rows[malicious_places]
     if plan.steps not in (None, steps):
         malicious_rows = world.draw_rows(clients[malicious], plan.steps, batch, generator(seed, "effort", number))
-    malicious_trainer = replace(world.trainer, ascend=plan.ascend)
+    malicious_trainer = replace(world.trainer, ascend=plan.ascend, hooks=(*world.trainer.hooks, *plan.hooks))
     train(malicious_trainer, malicious_places, malicious_rows, malicious[malicious_places], poison)
     if len(honest_places) > 0:
         train(honest_trainer, honest_places, rows[honest_places])
@@ -63,11 +63,12 @@ def _train_in_chunks(
     updates: Float[Tensor, "n d"],
     world: World,
     params: Float[Tensor, " d"],
+    clients: Int[Tensor, " n"],
     trainer: LocalSGD,
     places: Int[Tensor, " m"],
     rows: Int[Tensor, "m steps size"],
     malicious: Bool[Tensor, " m"] | None = None,
-    poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    poison: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> None:
     """Train the clients at these places of the round, so many at a time that their images stay within the chunk."""
     budget = CHUNK if updates.device.type == "cpu" else GPU_CHUNK
@@ -76,5 +77,6 @@ def _train_in_chunks(
         images, labels = world.gather(rows[part])
         if malicious is not None and poison is not None and bool(malicious[part].any()):
             poisoned = malicious[part].to(labels.device)
-            images[poisoned], labels[poisoned] = poison(images[poisoned], labels[poisoned])
+            who = clients[places[part]][malicious[part]]
+            images[poisoned], labels[poisoned] = poison(images[poisoned], labels[poisoned], clients=who)
         updates[places[part]] = train_clients(world.task, trainer, params, images, labels)

@@ -28,6 +28,7 @@ class Evaluation:
     loss: float
     attack_success: float | None  # the fraction of targeted images that got the label the attack wants
     source_recall: float | None  # the fraction of those images, unchanged by the attack, that got their true label
+    clean_target_rate: float | None  # where the attack changes images: the fraction that gets that label unchanged
     adversarial_accuracy: float | None  # on images changed by the adversary, if there is one
     batch_statistics_accuracy: float | None  # with BatchNorm's statistics from the test images, on request
     class_recalls: tuple[float, ...]  # the fraction of each class that got its label; NaN for one without images
@@ -61,6 +62,7 @@ def evaluate(
         loss=totals["loss"] / len(labels),
         attack_success=totals["hit"] / targeted if targeted else None,
         source_recall=totals["kept"] / targeted if targeted else None,
+        clean_target_rate=totals["hit unchanged"] / totals["changed"] if totals["changed"] else None,
         adversarial_accuracy=None if adversary is None else totals["correct on adversarial"] / len(labels),
         batch_statistics_accuracy=(
             _accuracy_with_batch_statistics(task, params, images, labels) if batch_statistics else None
@@ -91,6 +93,9 @@ def _evaluate_chunk(
         answers = (logits if shown is batch else _logits(task, params, shown)).argmax(dim=1)
         totals["targeted"] = int((wanted >= 0).sum())
         totals["hit"] = int((answers == wanted).sum())
+        if shown is not batch:
+            totals["changed"] = totals["targeted"]
+            totals["hit unchanged"] = int((logits.argmax(dim=1) == wanted).sum())
         totals["kept"] = int((correct & (wanted >= 0)).sum())
     if adversary is not None:
         changed, _ = adversary.batch(partial(task.loss, params), batch, truth)

@@ -96,8 +96,9 @@ def simulate(
             if attacking:
                 informed, attack_state = attack.with_defense(defense, now.defense_state, attack_state)
                 forged, attack_state = informed.forge(cohort, malicious, attack_state)
+                scale = schedule.scale(number)
                 for row in malicious_rows:  # in place: there may be no memory for a second copy of all rows
-                    updates[row] = forged[row]
+                    updates[row] = forged[row] if scale == 1 else scale * forged[row]
         # The server judges the updates, combines them and moves the model.
         cohort = replace(cohort, seed=derive(seed, "defense", number))
         with profiler.measure("defend"):

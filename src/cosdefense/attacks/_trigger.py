@@ -1,0 +1,89 @@
+"""What all attacks with a trigger share: poisoned batches, the scaled update, the images that measure success."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..core import Cohort, Layout, State
+from .attack import Attack, TrainingPlan
+from .explicit_boosting import boost_factor
+
+
+@dataclass(frozen=True)
+class TriggerAttack(Attack):
+    """Malicious clients add a trigger to a fraction of every batch, label it `target`, and send scale · u.
+
+    Args:
+        target: The class that the trigger should produce.
+        fraction: The fraction of every malicious batch that gets the trigger, at least one image. Public
+            implementations use about 0.3.
+        scale: The factor of the update. None: n / n_malicious, which replaces the global model (model replacement).
+        steps: The number of local steps of malicious clients. None: as many as honest clients.
+    """
+
+    target: int = 0
+    fraction: float = 0.3
+    scale: float | None = 1.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.target < 0:
+            raise ValueError(f"{name}.target must be a class from 0 on, got {self.target}")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"{name}.fraction must be in (0, 1], got {self.fraction}")
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            raise ValueError(f"{name}.scale must be positive and finite, got {self.scale}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"{name}.steps must be at least 1, got {self.steps}")
+
+    @abstractmethod
+    def add_trigger(
+        self, images: Float[Tensor, "*batch channels height width"]
+    ) -> Float[Tensor, "*batch channels height width"]:
+        """The images with the whole trigger, as success is measured."""
+
+    def add_training_trigger(
+        self, images: Float[Tensor, "*batch channels height width"], clients: Int[Tensor, " m"] | None
+    ) -> Float[Tensor, "*batch channels height width"]:
+        """The images with the trigger that malicious clients train on."""
+        return self.add_trigger(images)
+
+    def plan_training(
+        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
+    ) -> TrainingPlan:
+        return TrainingPlan(self.steps)
+
+    def poison(
+        self,
+        images: Float[Tensor, "*batch channels height width"],
+        labels: Int[Tensor, "*batch"],
+        n_classes: int,
+        rng: torch.Generator,
+        clients: Int[Tensor, " m"] | None = None,
+    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+        self._check_target(n_classes)
+        n_poisoned = max(1, round(self.fraction * labels.shape[-1]))  # the first of each batch: batches are shuffled
+        images, labels = images.clone(), labels.clone()
+        images[..., :n_poisoned, :, :, :] = self.add_training_trigger(images[..., :n_poisoned, :, :, :], clients)
+        labels[..., :n_poisoned] = self.target
+        return images, labels
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        return cohort.updates * (boost_factor(malicious) if self.scale is None else self.scale), state
+
+    def prepare_evaluation(
+        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
+    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
+        self._check_target(n_classes)
+        return self.add_trigger(images), torch.where(labels == self.target, -1, self.target)
+
+    def _check_target(self, n_classes: int) -> None:
+        if self.target >= n_classes:
+            raise ValueError(f"{type(self).__name__}.target must be a class below {n_classes}, got {self.target}")
