@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from federations import model, reply, send_round, to_arrays, trained
 from flwr.app import Array, Message, MetricRecord, RecordDict
-from malformed import honest_body
+from malformed import TARGET, honest_body, with_header
 from strategies import STRATEGIES
 
 from cosdefense.filters import Clip
@@ -99,6 +99,11 @@ def mutate_array(body: RecordDict, generator: random.Random) -> None:
     arrays[name] = Array(old.dtype, old.shape, old.stype, flip(old.data, generator, generator.choice((128, 10**9))))
 
 
+def mutate_array_header(body: RecordDict, generator: random.Random) -> None:
+    arrays = body.array_records["arrays"]
+    arrays[TARGET] = with_header(mutate_header(generator), arrays[TARGET].numpy())
+
+
 def mutate_array_metadata(body: RecordDict, generator: random.Random) -> None:
     arrays = body.array_records["arrays"]
     name = generator.choice(list(arrays))
@@ -130,7 +135,8 @@ def mutate_records(body: RecordDict, generator: random.Random) -> None:
 
 
 MUTATIONS: tuple[Callable[[RecordDict, random.Random], None], ...] = (
-    mutate_array, mutate_array, mutate_array, mutate_array_metadata, mutate_metrics, mutate_records,
+    mutate_array, mutate_array, mutate_array, mutate_array_header,
+    mutate_array_metadata, mutate_metrics, mutate_records,
 )  # fmt: skip
 
 
@@ -145,19 +151,25 @@ def mutate(message: Message, arrays: dict[str, NDArray], generator: random.Rando
 
 
 def run_rounds(count: int, seed: int) -> Counter[str]:
-    """Count the outcomes of mutated replies, eight per round. Fails if a model is not finite or changes its shape."""
+    """Count the outcomes of mutated replies, eight per round, with three strategies in turn.
+
+    Fails if a model is not finite or changes its shape, or if a round is skipped although a reply was accepted.
+    """
     generator, start, outcomes = random.Random(seed), model(), Counter[str]()
     honest = [trained(start, node) for node in range(8)]
     specs = get_specs(start)
-    defended = Defended(STRATEGIES["FedAvg"](), Clip(1e9), quorum=1, seed=seed)
-    messages = send_round(defended, start)
-    for _ in range(-(-count // 8)):
+    names = ("FedAvg", "QFedAvg", "FedTrimmedAvg")
+    for number in range(-(-count // 8)):
+        defended = Defended(STRATEGIES[names[number % 3]](), Clip(1e9), quorum=1, seed=seed)
+        messages = send_round(defended, start)
         replies = [mutate(m, arrays, generator) for m, arrays in zip(messages, honest, strict=True)]
         result, metrics = defended.aggregate_train(1, replies)
         assert metrics is not None
         assert defended.record is not None
         outcomes.update(reason or "accepted" for reason in defended.record.reasons)
-        if result is not None:
+        if result is None:
+            assert None not in defended.record.reasons, defended.record.skipped
+        else:
             assert get_specs(to_arrays(result)) == specs
             assert all(np.isfinite(values).all() for values in to_arrays(result).values())
     return outcomes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,7 @@ def test_the_order_depends_on_the_content_alone() -> None:
 
 
 def test_the_wrapped_strategy_gets_the_arrays_of_the_client() -> None:
-    """The same values in any memory order, and nothing else that was in the message."""
+    """The same values in any memory order, usually without a copy, and nothing else that was in the message."""
     start, got = model(), []
 
     class Recording(FedAvg):
@@ -171,15 +172,43 @@ def test_the_wrapped_strategy_gets_the_arrays_of_the_client() -> None:
     columns = {name: np.asarray(array, order="F") for name, array in to_arrays(replies[0].content["arrays"]).items()}
     replies[0].content["arrays"] = record(columns)
     replies[1].content["more"] = ConfigRecord({"evil": "yes"})
+    replies[2].metadata.__dict__.update(_group_id="evil", _message_type="query.evil", _ttl=float("nan"))
+    received = {r.metadata.src_node_id: r.content.array_records["arrays"] for r in replies[1:]}
     sent = {r.metadata.src_node_id: to_arrays(r.content["arrays"]) for r in replies}
     defended.aggregate_train(1, replies)
     assert len(got) == 8
     for message in got:
         assert set(message.content) == {"arrays", "metrics"}
+        assert "evil" not in str(vars(message.metadata))
+        assert message.metadata.message_type == "train"
+        assert message.metadata.ttl > 0
         for name, array in to_arrays(message.content["arrays"]).items():
             if start[name].dtype == np.float32 and "running" not in name:  # statistics are those of all clients
                 assert array.flags.c_contiguous
                 assert array.tobytes() == sent[message.metadata.src_node_id][name].tobytes()
+        for name, same in received.get(message.metadata.src_node_id, {}).items():
+            if start[name].dtype == np.float32 and "running" not in name:
+                assert message.content["arrays"][name].data is same.data
+
+
+def test_a_filter_of_one_layer_needs_no_memory_for_the_others() -> None:
+    """Sixteen replies of 512 KiB: the checks and the filter take less memory than FedAvg itself."""
+    start = {"body.weight": np.ones((256, 512), np.float32), "head.weight": np.ones((10, 256), np.float32)}
+    peaks = {}
+    for name, part in {"FedAvg": None, "CosDefense": CosDefense(), "Multi-Krum": MultiKrum()}.items():
+        inner = FedAvg(min_train_nodes=16, min_available_nodes=16)
+        strategy = inner if part is None else Defended(inner, part)
+        messages = send_round(strategy, start, LocalGrid(honest, range(2, 18)))
+        replies = make_replies(messages)
+        strategy.aggregate_train(1, replies)  # what libraries keep for good is not counted
+        tracemalloc.start()
+        strategy.aggregate_train(1, replies)
+        peaks[name] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    size = start["body.weight"].nbytes
+    assert peaks["CosDefense"] < 2 * peaks["FedAvg"]
+    assert peaks["CosDefense"] < 6 * size
+    assert peaks["Multi-Krum"] > 16 * size  # otherwise this test could not fail
 
 
 def test_examples_count_only_if_the_operator_says_so() -> None:

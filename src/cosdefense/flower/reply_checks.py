@@ -27,7 +27,7 @@ class Request:
     """What was sent to the nodes in this round, and what a reply must contain."""
 
     nodes_by_message: Mapping[str, int]  # message id → node; empty if the transport assigned no ids
-    nodes: frozenset[int]
+    messages: Mapping[int, Message]  # by node
     model: SentModel | None  # None: replies carry metrics only
     reads: StrategyMetrics  # what the wrapped strategy computes with
 
@@ -36,7 +36,7 @@ class Request:
         """From the messages after they were sent: the transport has written their ids into them."""
         by_message = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         by_message.pop("", None)
-        return cls(by_message, frozenset(message.metadata.dst_node_id for message in messages), model, reads)
+        return cls(by_message, {message.metadata.dst_node_id: message for message in messages}, model, reads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class ValidReply:
     """A reply that passed all checks."""
 
     node: int
-    message: Message
+    request: Message  # which it answers
     serialized: Mapping[str, Array]  # its arrays, with headers that no client wrote
     arrays: Mapping[str, NDArray]  # views of their numbers, C-contiguous and read-only
     metrics: Mapping[str, Metric]  # without the number of examples
@@ -102,7 +102,7 @@ def _find_node(reply: Message, request: Request) -> int:
         node = request.nodes_by_message.get(metadata.reply_to_message_id)
     else:
         node = metadata.src_node_id
-    if node is None or node not in request.nodes:
+    if node is None or node not in request.messages:
         raise BadReply(
             Reason.UNSOLICITED, f"it answers no message of this round and claims to be from node {metadata.src_node_id}"
         )
@@ -125,7 +125,8 @@ def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
         serialized = read_arrays(_get_record(reply, ArrayRecord, "arrays"), request.model.specs)
         arrays = {name: spec.view(serialized[name]) for name, spec in request.model.specs.items()}
     examples, metrics = read_metrics(_get_record(reply, MetricRecord, "metrics"), request.reads)
-    return ValidReply(node, reply, serialized, arrays, metrics, examples, _digest(arrays, metrics, PREFIX_LENGTH))
+    digest = _digest(arrays, metrics, PREFIX_LENGTH)
+    return ValidReply(node, request.messages[node], serialized, arrays, metrics, examples, digest)
 
 
 def _get_record(reply: Message, kind: type[Record], name: str) -> Record:

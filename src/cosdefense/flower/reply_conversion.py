@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.app.message import make_message
 from flwr.serverapp.strategy import Strategy
 
@@ -128,9 +128,15 @@ class ReplyConverter:
 
 
 def build_metrics_message(reply: ValidReply, metrics: Mapping[str, Any], weight_key: str, weight: float) -> Message:
-    """A new message that holds only these metrics and the weight."""
+    """A new message that holds only these metrics and the weight. The client wrote nothing of its metadata."""
     content = RecordDict({METRICS: MetricRecord({**metrics, weight_key: weight})})
-    return make_message(metadata=reply.message.metadata, content=content)
+    sent = reply.request.metadata
+    metadata = Metadata(
+        run_id=sent.run_id, message_id="", src_node_id=reply.node, dst_node_id=sent.src_node_id,
+        reply_to_message_id=sent.message_id, group_id=sent.group_id, created_at=sent.created_at, ttl=sent.ttl,
+        message_type=sent.message_type,
+    )  # fmt: skip
+    return make_message(metadata=metadata, content=content)
 
 
 def _serialize(arrays: Mapping[str, NDArray]) -> dict[str, Array]:
