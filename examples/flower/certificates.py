@@ -25,7 +25,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make an authority and a server certificate for 127.0.0.1 and localhost."""
+    """Make an authority and a server certificate for localhost, 127.0.0.1 and 127.0.0.2."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     ca_name, server_name = _make_name("example authority"), _make_name("localhost")
@@ -38,7 +38,8 @@ def make_certificates(folder: Path) -> Certificates:
     )  # fmt: skip
     ca = ca.add_extension(usage, critical=True)
     ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "127.0.0.2")]
+    names = [x509.DNSName("localhost"), *addresses]
     server = _build_certificate(server_name, ca_name, server_key).add_extension(
         x509.SubjectAlternativeName(names), False
     )

@@ -65,8 +65,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all started processes end then, too
     certificates = make_certificates(out / "secrets") if options.secure else None
     with Loopback(out / "logs", certificates) as federation:
-        say(f"SuperLink and {plan.nodes} SuperNodes on {federation.address}{', with TLS' if options.secure else ''}")
         start_nodes(federation, plan, out / "secrets")
+        say(f"SuperLink on {federation.address}, {plan.nodes} SuperNodes connected to {federation.node_address}")
         runs = {
             f"no attack, {options.defense}": (out / "clean" / options.defense, options.defense, False),
             f"{plan.attack}, no defense": (out / "attacked" / "none", "none", True),
@@ -94,13 +94,15 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--attack", default="inner-product", help="an attack of `cosdefense list`")
     parser.add_argument("--defense", default="multi-krum", choices=["multi-krum", "cosdefense"])
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--secure", action="store_true", help="TLS and node authentication, with new keys")
+    parser.add_argument("--secure", action="store_true", help="TLS, node authentication and a proxy; needs nginx")
     parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="records, logs, keys; must be new")
     return parser.parse_args()
 
 
 def start_nodes(federation: Loopback, plan: Plan, secrets: Path) -> None:
     federation.start_superlink(database=False)
+    if federation.certificates:
+        federation.start_proxy()
     names = [node_name(number) for number in range(plan.nodes)]
     for number, name in enumerate(names):
         key = None

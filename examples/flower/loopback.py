@@ -17,8 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from certificates import Certificates
+from proxy import NGINX, write_settings
 
 HOST, CONNECTION = "127.0.0.1", "loopback"
+# Another address of the loopback interface, which plays the part of the server's address in the network.
+NODE_HOST = "127.0.0.2" if sys.platform == "linux" else HOST
 STATUS_INTERVAL = 20.0  # seconds between two `flwr ls`, each of which takes a second of CPU time
 COMMANDS = Path(sys.executable).parent  # Flower's commands are installed beside Python
 
@@ -34,6 +37,7 @@ class Loopback:
     folder: Path
     certificates: Certificates | None = None  # None: neither TLS nor node authentication
     port: int = field(default_factory=lambda: free_port())
+    proxy_port: int | None = None  # None: nodes connect to the SuperLink itself
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> Loopback:
@@ -54,7 +58,13 @@ class Loopback:
 
     @property
     def address(self) -> str:
+        """Of the SuperLink, with all of its APIs."""
         return f"{HOST}:{self.port}"
+
+    @property
+    def node_address(self) -> str:
+        """What nodes connect to."""
+        return f"{NODE_HOST}:{self.proxy_port}" if self.proxy_port else self.address
 
     # ---- processes
 
@@ -70,8 +80,19 @@ class Loopback:
             files = self.certificates
             options += ["--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.server)]
             options += ["--ssl-keyfile", str(files.server_key), "--enable-supernode-auth"]
-        self._start("superlink", "flower-superlink", options + ([] if self.certificates else ["--insecure"]))
-        self.wait_for(lambda: _is_listening(self.port), "the SuperLink", 60.0)
+        options += [] if self.certificates else ["--insecure"]
+        self._start("superlink", [COMMANDS / "flower-superlink", *options])
+        self.wait_for(lambda: _is_listening(HOST, self.port), "the SuperLink", 300.0)
+
+    def start_proxy(self) -> None:
+        """From now on, nodes connect to a proxy that forwards nothing but the Fleet API."""
+        if NGINX is None or self.certificates is None:
+            raise FederationFailed("the proxy needs certificates and nginx: apt-get install nginx")
+        self.proxy_port = free_port(NODE_HOST)
+        settings = write_settings(self.folder / "proxy", self.node_address, self.address, self.certificates)
+        self._start("proxy", [NGINX, "-c", settings])
+        port = self.proxy_port
+        self.wait_for(lambda: _is_listening(NODE_HOST, port), "nginx", 60.0)
 
     def start_supernode(
         self,
@@ -83,14 +104,14 @@ class Loopback:
         insecure: bool = False,
     ) -> None:
         """With node authentication it needs a registered `key`. `ca` and `insecure` are for tests of refused nodes."""
-        options = ["--superlink", self.address, "--host", HOST, "--port", str(free_port())]
+        options = ["--superlink", self.node_address, "--host", HOST, "--port", str(free_port())]
         options += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())]
         if self.certificates and not insecure:
             options += ["--root-certificates", str(ca or self.certificates.ca)]
         else:
             options += ["--insecure"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        self._start(name, "flower-supernode", options)
+        self._start(name, [COMMANDS / "flower-supernode", *options])
 
     def stop(self, name: str, with_signal: signal.Signals = signal.SIGTERM) -> None:
         """Stop the process and all that it started: its whole session."""
@@ -103,10 +124,10 @@ class Loopback:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=5)
 
-    def _start(self, name: str, command: str, options: list[str]) -> None:
+    def _start(self, name: str, command: list[str | Path]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log, _default_sigint():
             self.processes[name] = subprocess.Popen(
-                [COMMANDS / command, *options],
+                command,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True,
             )  # fmt: skip
 
@@ -179,16 +200,16 @@ class Loopback:
         raise FederationFailed(f"run {run} took more than {seconds:.0f} seconds; the logs are in {self.folder}")
 
 
-def free_port() -> int:
+def free_port(host: str = HOST) -> int:
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def _is_listening(port: int) -> bool:
+def _is_listening(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex((HOST, port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 @contextmanager

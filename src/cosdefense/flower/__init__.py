@@ -9,8 +9,18 @@ if find_spec("flwr") is None:
 
 from .defended import Defended
 from .federation import AllRoundsSkipped
+from .legacy import LegacyStrategy, build_client_app
 from .malicious_client import MaliciousClient
 from .pull_threads import PullLimits, SuperLinkLost
 from .reasons import Reason
 
-__all__ = ["AllRoundsSkipped", "Defended", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost"]
+__all__ = [
+    "AllRoundsSkipped",
+    "Defended",
+    "LegacyStrategy",
+    "MaliciousClient",
+    "PullLimits",
+    "Reason",
+    "SuperLinkLost",
+    "build_client_app",
+]

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from flwr.common import Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server.strategy import Strategy as OlderStrategy
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from .arrays import NDArray
 
 PLAIN = (bool, int, float, str)
+AnyStrategy = Strategy | OlderStrategy  # what a strategy may wrap
 Attributes = Mapping[str, Any]  # JSON values by path: "m_t", or "strategy.m_t" for that of a wrapped strategy
 
 
@@ -30,7 +33,7 @@ class PackedStrategy:
     unsaved: list[str] = field(default_factory=list)
 
 
-def pack_strategy(strategy: Strategy, constructed: Attributes | None = None) -> PackedStrategy:
+def pack_strategy(strategy: AnyStrategy, constructed: Attributes | None = None) -> PackedStrategy:
     """The attributes of a strategy and of those that it wraps, except functions and those that are as `constructed`."""
     packed = PackedStrategy()
 
@@ -48,7 +51,7 @@ def pack_strategy(strategy: Strategy, constructed: Attributes | None = None) -> 
     return packed
 
 
-def fingerprint_strategy(strategy: Strategy) -> dict[str, Any]:
+def fingerprint_strategy(strategy: AnyStrategy) -> dict[str, Any]:
     """All attributes as JSON values, with digests in place of arrays: to find out later which have changed."""
     attributes = {}
     for path, _, value in _walk_attributes(strategy):
@@ -58,7 +61,7 @@ def fingerprint_strategy(strategy: Strategy) -> dict[str, Any]:
 
 
 def restore_strategy(
-    strategy: Strategy,
+    strategy: AnyStrategy,
     packed: Attributes,
     tensors: Mapping[str, Tensor],
     constructed: Attributes,
@@ -86,20 +89,20 @@ def restore_strategy(
     ]
 
 
-def _walk_attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str, Strategy, Any]]:
+def _walk_attributes(strategy: AnyStrategy, prefix: str = "") -> Iterator[tuple[str, AnyStrategy, Any]]:
     """Path, owner and value, except functions."""
     for name, value in vars(strategy).items():
-        if isinstance(value, Strategy):
+        if isinstance(value, AnyStrategy):
             yield from _walk_attributes(value, f"{prefix}{name}.")
         elif not callable(value):
             yield f"{prefix}{name}", strategy, value
 
 
-def _find_owner(strategy: Strategy, path: str) -> tuple[Strategy, str]:
+def _find_owner(strategy: AnyStrategy, path: str) -> tuple[AnyStrategy, str]:
     *owners, name = path.split(".")
     for owner in owners:
         strategy = vars(strategy).get(owner)  # type: ignore[assignment]
-    if not isinstance(strategy, Strategy) or not name.isidentifier() or name.startswith("__"):
+    if not isinstance(strategy, AnyStrategy) or not name.isidentifier() or name.startswith("__"):
         raise ValueError(f"the checkpoint holds {path!r}, which no strategy has")
     return strategy, name
 
@@ -120,6 +123,8 @@ def _encode(value: Any, store: Callable[[NDArray], str]) -> Any:
         return {"array": store(value)}
     if isinstance(value, ArrayRecord):
         return {"arrays": [[name, store(array.numpy())] for name, array in value.items()]}
+    if isinstance(value, Parameters):
+        return {"parameters": [store(array) for array in parameters_to_ndarrays(value)]}
     if isinstance(value, list | tuple):
         return {type(value).__name__: [_encode(item, store) for item in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
@@ -137,6 +142,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[content].numpy().copy()
     if kind == "arrays":
         return ArrayRecord({name: Array(tensors[key].numpy().copy()) for name, key in content})
+    if kind == "parameters":
+        return ndarrays_to_parameters([tensors[key].numpy() for key in content])
     if kind == "items":
         return {key: _decode(item, tensors) for key, item in content}
     sequence = [_decode(item, tensors) for item in content]
@@ -156,14 +163,14 @@ def _show(encoded: Any) -> str:
     return repr(encoded) if encoded is None or isinstance(encoded, PLAIN) else "another value"
 
 
-def describe_strategy(strategy: Strategy) -> str:
+def describe_strategy(strategy: AnyStrategy) -> str:
     """Its class name and those of the strategies that it wraps."""
-    inner = [value for value in vars(strategy).values() if isinstance(value, Strategy)]
+    inner = [value for value in vars(strategy).values() if isinstance(value, AnyStrategy)]
     return type(strategy).__name__ + "".join(f"({describe_strategy(value)})" for value in inner)
 
 
 @contextmanager
-def restore_on_failure(strategy: Strategy) -> Iterator[None]:
+def restore_on_failure(strategy: AnyStrategy) -> Iterator[None]:
     """Restore the attributes of a strategy if the block raises, or if they would no longer be finite."""
     before = [(owner, dict(vars(owner))) for owner in walk_strategies(strategy)]
     try:
@@ -179,10 +186,10 @@ def restore_on_failure(strategy: Strategy) -> Iterator[None]:
         raise
 
 
-def walk_strategies(strategy: Strategy) -> Iterator[Strategy]:
+def walk_strategies(strategy: AnyStrategy) -> Iterator[AnyStrategy]:
     yield strategy
     for value in vars(strategy).values():
-        if isinstance(value, Strategy):
+        if isinstance(value, AnyStrategy):
             yield from walk_strategies(value)
 
 
