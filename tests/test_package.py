@@ -27,7 +27,10 @@ PUBLIC = {
         "Layout", "LocalSGD", "MissingTrustedData", "Need", "Schedule", "Task", "TooFewClients", "TrustedData",
         "UnknownLayer", "Verdict", "World", "aggregators", "attacks", "filters", "get", "hooks", "presets", "simulate",
     },
-    "cosdefense.flower": {"Defended", "MaliciousClient", "Reason"},
+    "cosdefense.flower": {
+        "AllRoundsSkipped", "Defended", "LegacyStrategy", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost",
+        "build_client_app",
+    },
     "cosdefense.testing": {"LAYOUT", "check_aggregator", "check_attack", "check_defense", "check_filter"},
 }  # fmt: skip
 
