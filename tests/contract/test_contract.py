@@ -14,6 +14,8 @@ from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Me
 from cosdefense.attacks import (
     ALIE,
     DBA,
+    MPAF,
+    ROP,
     Adaptive,
     Backdoor,
     Camouflage,
@@ -29,8 +31,10 @@ from cosdefense.attacks import (
     Neurotoxin,
     Noise,
     NoiseCamouflage,
+    PoisonedFL,
     SignFlip,
     TrimmedMeanPoisoning,
+    ZeroSumMasks,
 )
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, PRESETS
 from cosdefense.core import State
@@ -105,6 +109,11 @@ ATTACK_CASES = [
         Camouflage(1.0, "partial"),
         ConstrainAndScale(radius=0.01, scale=1.0, steps=2),
         DBA(part=2, scale=None),
+        MPAF(2.0, "first"),
+        PoisonedFL(window=1),
+        ROP(0.5, 180.0, 0.5, "sign"),
+        ZeroSumMasks(Camouflage(), 0.1),
+        ZeroSumMasks(Backdoor(target=3)),
         ExplicitBoosting(source=1, target=7),
         Neurotoxin(keep=0.5, radius=0.1),
         NoiseCamouflage(2.0, 0.0, "partial"),

@@ -15,18 +15,24 @@ from .learned_policy import LearnedPolicy
 from .mimic import Mimic
 from .min_max import MinMax
 from .min_sum import MinSum
+from .mpaf import MPAF
 from .neurotoxin import Neurotoxin
 from .noise import Noise
 from .noise_camouflage import NoiseCamouflage
 from .orthogonal_inner_product import OrthogonalInnerProduct
 from .poisoned_buffers import PoisonedBuffers
+from .poisoned_fl import PoisonedFL
+from .rop import ROP
 from .sign_flip import SignFlip
 from .trimmed_mean_poisoning import TrimmedMeanPoisoning
+from .zero_sum_masks import ZeroSumMasks
 from .zero_updates import ZeroUpdates
 
 __all__ = [
     "ALIE",
     "DBA",
+    "MPAF",
+    "ROP",
     "Adaptive",
     "Attack",
     "Backdoor",
@@ -45,8 +51,10 @@ __all__ = [
     "NoiseCamouflage",
     "OrthogonalInnerProduct",
     "PoisonedBuffers",
+    "PoisonedFL",
     "SignFlip",
     "TrainingPlan",
     "TrimmedMeanPoisoning",
+    "ZeroSumMasks",
     "ZeroUpdates",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
+from ..attacks import Attack
 from ..core import Defense, Need
 from .registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, describe
 from .signatures import description_of, explanations_of, first_line, needs_of, options_of, required_by
@@ -125,6 +126,7 @@ def _list_options(target: Any) -> Iterator[str]:
     for option in required_by(target):
         yield f"* `{option}` (required): {explained.get(option, '')}"
     for option, default in options_of(target).items():
+        default = describe(default)["name"] if isinstance(default, Attack) else default
         shown = f"{default:.4g}" if isinstance(default, float) else f"{default}".lower()
         yield f"* `{option} = {shown}`: {explained.get(option, '')}"
 

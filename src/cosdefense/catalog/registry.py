@@ -65,13 +65,17 @@ ATTACKS: dict[str, type[Attack]] = {
     "mimic": attacks.Mimic,
     "min-max": attacks.MinMax,
     "min-sum": attacks.MinSum,
+    "mpaf": attacks.MPAF,
     "neurotoxin": attacks.Neurotoxin,
     "noise": attacks.Noise,
     "noise-camouflage": attacks.NoiseCamouflage,
     "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
     "poisoned-buffers": attacks.PoisonedBuffers,
+    "poisonedfl": attacks.PoisonedFL,
+    "rop": attacks.ROP,
     "sign-flip": attacks.SignFlip,
     "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
+    "zero-sum-masks": attacks.ZeroSumMasks,
     "zero-updates": attacks.ZeroUpdates,
 }
 PRESETS: dict[str, Callable[..., Defense]] = {
@@ -129,7 +133,7 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
 def build_attack(table: Mapping[str, Any]) -> Attack:
     """An attack from `{name = "inner-product", epsilon = 5.0}`.
 
-    An option that is a defense is given by name or as a table: `{name = "adaptive", defense = "krum"}`.
+    An option that is a defense or an attack is given by name or as a table: `{name = "adaptive", defense = "krum"}`.
     """
     given = dict(coerce(table, Mapping, "attack"))
     defense = given.get("defense")
@@ -137,6 +141,9 @@ def build_attack(table: Mapping[str, Any]) -> Attack:
         defense = {"name": defense}
     if isinstance(defense, Mapping):
         given["defense"] = build_defense(defense)
+    hidden = given.get("attack")
+    if isinstance(hidden, str | Mapping):
+        given["attack"] = build_attack({"name": hidden} if isinstance(hidden, str) else hidden)
     return build(ATTACKS, given, Attack)
 
 
@@ -160,8 +167,8 @@ def describe_by(known: Mapping[str, Any], part: object) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """An option as a file keeps it: TOML has no null, and a defense becomes a table."""
-    if isinstance(value, Defense):
+    """An option as a file keeps it: TOML has no null, and a defense or an attack becomes a table."""
+    if isinstance(value, Defense | Attack):
         return describe(value)
     return "none" if value is None else value
 
