@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from cosdefense import Cohort, Layout, get
+from cosdefense.aggregators import Bucketing
 from cosdefense.attacks import ALIE
+from cosdefense.filters import ARC, NNM
 
 CASES = list(itertools.product((5, 8, 10, 11), (1, 7, 300)))
 
@@ -112,6 +114,22 @@ def test_krum_and_multi_krum(flower: Flower, n: int, d: int) -> None:
     assert np.allclose(ours("krum", rows, contamination=0.2), flower.aggregate(judge, rows), atol=1e-12)
     judge = flower.strategies.MultiKrum(num_malicious_nodes=f, num_nodes_to_select=n - f)
     assert np.allclose(ours("multi-krum", rows, contamination=0.2), flower.aggregate(judge, rows), atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "d"), CASES)
+def test_before_an_aggregator(byzfl: Any, n: int, d: int) -> None:
+    """byzfl writes into what it is given, and breaks ties by position; random rows have none."""
+    judge = importlib.import_module("byzfl.aggregators.preaggregators")
+    rows, f = rows_for(n, d), n // 5
+    cohort = Cohort.of(torch.from_numpy(rows), torch.zeros(d, dtype=torch.float64), Layout((("w", (d,)),), "w", d))
+    for part, other in ((NNM(0.2), judge.NNM(f)), (ARC(0.2), judge.ARC(f))):
+        judgment, _ = part(cohort, None)
+        assert judgment.updates is not None
+        assert np.allclose(judgment.updates.numpy(), other(rows.copy()), atol=1e-12)
+    # The groups are drawn by others: the mean of all of size n is the same, and so is every row of size 1.
+    assert np.allclose(Bucketing(size=n)(cohort, Bucketing().init())[0], judge.Bucketing(n)(rows)[0], atol=1e-12)
+    ones = Bucketing(size=1)
+    assert np.allclose(ones(cohort, ones.init())[0], byzfl.Median()(judge.Bucketing(1)(rows)), atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "d"), CASES)

@@ -203,7 +203,7 @@ def test_adapters_alone() -> None:
         return {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
 
     start, clients = adapter(), [adapter() for _ in range(6)]
-    for name in ("fedavg", "median", "krum", "factions", "foolsgold", "norm-clipping"):
+    for name in ("fedavg", "median", "krum", "factions", "nnm", "norm-clipping"):
         result, _, _ = get(name).apply(start, clients)
         assert result.keys() == start.keys()
     with pytest.raises(UnknownLayer, match=r"pass head=\.\.\. .*, one of \['q.lora_A.weight', 'q.lora_B.weight'\]"):

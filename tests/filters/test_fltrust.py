@@ -38,6 +38,18 @@ def test_pinned_update() -> None:
     assert verdict.weights.tolist() == pytest.approx([1, 0.96, 0])
 
 
+def test_the_global_rate_lengthens_weights_only() -> None:
+    cohort = cohort_of([[6, 8], [4, 3], [-30, -40]], trusted_data=always(3, 4))
+    one, other = (FLTrust(rate)(cohort, None)[0] for rate in (1.0, 3.0))
+    assert one.updates is not None
+    assert other.updates is not None
+    assert torch.equal(other.updates[:, :2], 3 * one.updates[:, :2])
+    assert torch.equal(other.updates[:, 2], one.updates[:, 2])
+    assert torch.equal(other.weights, one.weights)
+    with pytest.raises(ValueError, match=r"FLTrust.global_rate must be positive and finite, got 0"):
+        FLTrust(0.0)
+
+
 def test_without_trust_the_round_is_skipped_and_never_averaged() -> None:
     defense = Defense((FLTrust(),), Mean())
     verdict, _ = defense(cohort_of([[-3, -4], [-1, 0], [0, 0]], trusted_data=always(3, 4)), defense.init())

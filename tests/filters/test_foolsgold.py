@@ -140,7 +140,7 @@ def test_head_only() -> None:
     judgment, state = FoolsGold(head_only=True)(cohort, FRESH)
     assert judgment.weights.tolist() == [0, 0, 1]
     assert state.rows.tolist() == [[1, 0], [2, 0], [0, 1]]  # no larger than what is compared
-    assert weights_of(FoolsGold(), cohort, FRESH) == [1, 1, 1]
+    assert weights_of(FoolsGold(head_only=False), cohort, FRESH) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -49,6 +49,28 @@ def test_ties_stay_together() -> None:
     assert kept(Krum(contamination=0.0), rows) == [0, 1, 2, 3]
 
 
+def test_multi_krum_shares_the_last_places_among_ties() -> None:
+    """Four identical colluding clients of ten, three of them expected: one place is left for all four."""
+    honest = [[float(x), float(y)] for x, y in ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2))]
+    rows = [*honest, *[[-50.0, -50.0]] * 4]
+    judgment, _ = MultiKrum(contamination=0.3)(cohort_of(rows), None)
+    assert judgment.weights.tolist() == [1] * 6 + [0.25] * 4
+    # Two places for a tie of three.
+    judgment, _ = MultiKrum(contamination=0.0, keep=2)(cohort_of([[0.0]] * 3), None)
+    assert judgment.weights.tolist() == pytest.approx([2 / 3] * 3)
+
+
+@given(rows_of_three, st.integers(1, 12))
+def test_slow_twin_of_multi_krum(rows: list[list[float]], keep: int) -> None:
+    """The mean of the weights over all orders in which the ties could stand."""
+    judgment, _ = MultiKrum(0.0, keep)(cohort_of(rows), None)
+    scores = judgment.scores.tolist()
+    keep = min(keep, len(rows))
+    places = {score: [i for i, other in enumerate(sorted(scores)) if other == score] for score in scores}
+    expected = [sum(place < keep for place in places[score]) / len(places[score]) for score in scores]
+    assert judgment.weights.tolist() == pytest.approx(expected)
+
+
 def test_too_few_clients() -> None:
     with pytest.raises(TooFewClients, match=r"Krum needs more than 4 clients to tolerate 1 attackers, got 4"):
         Krum(contamination=0.25)(cohort_of([[0.0]] * 4), None)

@@ -103,7 +103,7 @@ def test_small_steps_add_up(dtype: torch.dtype) -> None:
 
 def test_foolsgold_remembers_small_updates() -> None:
     cohort = half_cohort(torch.bfloat16, n=2)
-    part, state = FoolsGold(), FoolsGold().init()
+    part, state = FoolsGold(head_only=False), FoolsGold().init()
     for _ in range(1000):
         _, state = part(cohort, state)
     torch.testing.assert_close(state.rows, 1000 * cohort.trainable().float(), rtol=1e-4, atol=0)

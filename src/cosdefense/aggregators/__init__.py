@@ -1,5 +1,6 @@
 """Aggregators combine the updates of a round into one."""
 
+from .bucketing import Bucketing
 from .bulyan import Bulyan
 from .centered_clipping import CenteredClipping
 from .geometric_median import GeometricMedian
@@ -10,6 +11,7 @@ from .norm_limited_mean import NormLimitedMean
 from .trimmed_mean import TrimmedMean
 
 __all__ = [
+    "Bucketing",
     "Bulyan",
     "CenteredClipping",
     "GeometricMedian",

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Aggregator, Cohort, State, generator
-from ..ops import compute_dtype
+from ..ops import compute_dtype, row_norms
 from .mean import Mean
 
 
@@ -31,10 +31,13 @@ class NoisyMean(Aggregator):
         std: The standard deviation of the noise in every coordinate. The default is a value that public code uses;
             the paper's could not be confirmed.
         of_sum: Whether `std` is meant for the sum of n updates. Then the noise of the mean is std / n.
+        relative: Whether `std` is in units of the largest norm among the updates. After a clip that is the norm they
+            were clipped to, if at least one was. A guarantee of privacy needs a norm that is fixed before the round.
     """
 
     std: float = 0.025
     of_sum: bool = False
+    relative: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.std < math.inf:
@@ -43,6 +46,8 @@ class NoisyMean(Aggregator):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
         mean, _ = Mean()(cohort, None)
         std = self.std / len(cohort) if self.of_sum else self.std
+        if self.relative:
+            std *= float(row_norms(cohort.trainable()).max())
         n_trainable, dtype = cohort.layout.n_trainable, compute_dtype(mean.dtype)
         noise = torch.randn(n_trainable, generator=generator(cohort.seed, "noisy mean"), dtype=dtype)
         mean[:n_trainable] += std * noise.to(mean.device)

@@ -128,6 +128,8 @@ def _list_options(target: Any) -> Iterator[str]:
     for option, default in options_of(target).items():
         default = describe(default)["name"] if isinstance(default, Attack) else default
         shown = f"{default:.4g}" if isinstance(default, float) else f"{default}".lower()
+        if isinstance(default, Defense):
+            shown = _name_parts(default).replace("`", "")
         yield f"* `{option} = {shown}`: {explained.get(option, '')}"
 
 

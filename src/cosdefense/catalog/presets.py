@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ..aggregators import Mean, Median, NoisyMean, NormLimitedMean, TrimmedMean
-from ..core import Defense
+from typing import Literal
+
+from ..aggregators import Bucketing, Mean, Median, NoisyMean, NormLimitedMean, TrimmedMean
+from ..core import Defense, Filter
 from ..filters import (
+    ARC,
+    NNM,
     RFFL,
     ByGARS,
     ByGARSPlusPlus,
@@ -14,15 +18,27 @@ from ..filters import (
     FLTrust,
     FoolsGold,
     Krum,
+    MedianClip,
     MultiKrum,
     NearDuplicates,
     NormLimit,
     OpposedClusters,
     PCAClusters,
+    QuantileClip,
     Sageflow,
 )
 from ..filters.cosdefense import Threshold
+from ..filters.rffl import Start
 from ..hooks import FLWBC, AdversarialTraining
+
+MaxNorm = float | Literal["median", "quantile"]
+
+
+def clip_to(max_norm: MaxNorm) -> Filter:
+    """Clip updates to a given norm, to the running median norm, or to the published adaptive quantile of norms."""
+    if isinstance(max_norm, str):
+        return MedianClip() if max_norm == "median" else QuantileClip()
+    return Clip(max_norm)
 
 
 def fedavg() -> Defense:
@@ -63,69 +79,111 @@ def trimmed_mean(contamination: float = 0.3) -> Defense:
     return Defense((), TrimmedMean(contamination))
 
 
-def clipping_median(max_norm: float = 2.0) -> Defense:
+def nnm(contamination: float = 0.3) -> Defense:
+    """Replace every update by the mean of its nearest neighbors, then the trimmed mean.
+
+    Args:
+        contamination: The expected share of malicious clients.
+    """
+    return Defense((NNM(contamination),), TrimmedMean(contamination))
+
+
+def arc(contamination: float = 0.3) -> Defense:
+    """Clip the longest updates, mix every update with its nearest neighbors, then the trimmed mean.
+
+    Args:
+        contamination: The expected share of malicious clients.
+    """
+    return Defense((ARC(contamination), NNM(contamination)), TrimmedMean(contamination))
+
+
+def bucketing(size: int = 2) -> Defense:
+    """The coordinate-wise median of the averages of random groups.
+
+    Args:
+        size: The number of updates in a group.
+    """
+    return Defense((), Bucketing(size=size))
+
+
+def clipping_median(max_norm: MaxNorm = 2.0) -> Defense:
     """Clip every update, then the coordinate-wise median: the CosDefense paper's strongest baseline.
 
     Args:
-        max_norm: The norm that updates are clipped to.
+        max_norm: The norm that updates are clipped to, "median" or "quantile". The default is the paper's.
     """
-    return Defense((Clip(max_norm),), Median())
+    return Defense((clip_to(max_norm),), Median())
 
 
-def norm_clipping(max_norm: float = 2.0) -> Defense:
+def norm_clipping(max_norm: MaxNorm = 2.0) -> Defense:
     """Clip every update, then the mean.
 
     Args:
-        max_norm: The norm that updates are clipped to.
+        max_norm: The norm that updates are clipped to, "median" or "quantile".
     """
-    return Defense((Clip(max_norm),), Mean())
+    return Defense((clip_to(max_norm),), Mean())
 
 
-def weak_dp(max_norm: float = 5.0, std: float = 0.025) -> Defense:
+def weak_dp(max_norm: MaxNorm = 5.0, std: float = 0.025) -> Defense:
     """Clip every update, then the mean with a little noise: too little for a privacy guarantee.
 
     Args:
-        max_norm: The norm that updates are clipped to.
+        max_norm: The norm that updates are clipped to, "median" or "quantile".
         std: The standard deviation of the noise in every coordinate.
     """
-    return Defense((Clip(max_norm),), NoisyMean(std))
+    return Defense((clip_to(max_norm),), NoisyMean(std))
 
 
-def central_dp(max_norm: float = 2.0, noise_multiplier: float = 1.0) -> Defense:
+def central_dp(max_norm: MaxNorm = 2.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip every update, then the mean with noise of noise_multiplier · max_norm / n.
 
     Args:
-        max_norm: The norm that updates are clipped to.
-        noise_multiplier: The standard deviation of the noise of the sum, in units of max_norm.
+        max_norm: The norm that updates are clipped to, "median" or "quantile".
+        noise_multiplier: The standard deviation of the noise of the sum, in units of max_norm. Where the norm is
+            measured, in units of the longest clipped update.
     """
+    if isinstance(max_norm, str):
+        return Defense((clip_to(max_norm),), NoisyMean(noise_multiplier, of_sum=True, relative=True))
     return Defense((Clip(max_norm),), NoisyMean(noise_multiplier * max_norm, of_sum=True))
 
 
-def rffl(max_norm: float = 0.5, decay: float = 0.95, threshold: float = 1 / 3, warm_up: int = 10) -> Defense:
+def rffl(
+    max_norm: MaxNorm = 0.5,
+    decay: float = 0.95,
+    threshold: float = 1 / 3,
+    warm_up: int = 10,
+    start: Start = "agreement",
+) -> Defense:
     """Clip every update, then a mean weighted by reputation; clients of low reputation are removed for good.
 
     Args:
-        max_norm: The norm that updates are clipped to: the authors' for MNIST; for CIFAR-10 theirs is 0.15.
+        max_norm: The norm that updates are clipped to, "median" or "quantile". The default is the authors' for MNIST;
+            for CIFAR-10 theirs is 0.15. Where updates are shorter, it has no effect.
         decay: How much of a reputation is kept from round to round.
         threshold: The reputation below which a client is removed, as a fraction of the fair share 1 / n.
         warm_up: How many rounds a client takes part in before it can be removed.
+        start: What a new client's reputation starts from: the agreement of its first round, or the average share.
     """
-    return Defense((Clip(max_norm), RFFL(decay, threshold, warm_up)), Mean())
+    return Defense((clip_to(max_norm), RFFL(decay, threshold, warm_up, start=start)), Mean())
 
 
-def foolsgold(head_only: bool = False, capacity: int = 1000) -> Defense:
+def foolsgold(head_only: bool = True, capacity: int = 1000) -> Defense:
     """A mean in which clients that keep resembling each other count little.
 
     Args:
-        head_only: Whether only the classifier's weights are compared, as the authors do for deep networks.
+        head_only: Whether only the classifier's weights are compared, as the authors do.
         capacity: How many clients are remembered.
     """
     return Defense((FoolsGold(head_only, capacity),), Mean())
 
 
-def fltrust() -> Defense:
-    """A mean weighted by agreement with an update computed on the server's own data."""
-    return Defense((FLTrust(),), Mean())
+def fltrust(global_rate: float = 1.0) -> Defense:
+    """A mean weighted by agreement with an update computed on the server's own data.
+
+    Args:
+        global_rate: How long the mean's rows are, in norms of the server's own update.
+    """
+    return Defense((FLTrust(global_rate),), Mean())
 
 
 def bygars(steps: int = 3, rate: float = 0.05) -> Defense:

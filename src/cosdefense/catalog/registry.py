@@ -19,6 +19,7 @@ from .imports import import_part, refuse_reserved_options
 from .options import ConfigError, call, check_options, coerce, unknown_name_error
 
 FILTERS: dict[str, type[Filter]] = {
+    "arc": filters.ARC,
     "bygars": filters.ByGARS,
     "bygars++": filters.ByGARSPlusPlus,
     "clip": filters.Clip,
@@ -28,14 +29,18 @@ FILTERS: dict[str, type[Filter]] = {
     "fltrust": filters.FLTrust,
     "foolsgold": filters.FoolsGold,
     "krum": filters.Krum,
+    "median-clip": filters.MedianClip,
     "multi-krum": filters.MultiKrum,
+    "nnm": filters.NNM,
     "norm-limit": filters.NormLimit,
     "pca-clusters": filters.PCAClusters,
+    "quantile-clip": filters.QuantileClip,
     "rffl": filters.RFFL,
     "sageflow": filters.Sageflow,
     "near-duplicates": filters.NearDuplicates,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
+    "bucketing": aggregators.Bucketing,
     "bulyan": aggregators.Bulyan,
     "centered-clipping": aggregators.CenteredClipping,
     "geometric-median": aggregators.GeometricMedian,
@@ -84,6 +89,9 @@ PRESETS: dict[str, Callable[..., Defense]] = {
     "multi-krum": presets.multi_krum,
     "median": presets.median,
     "trimmed-mean": presets.trimmed_mean,
+    "nnm": presets.nnm,
+    "arc": presets.arc,
+    "bucketing": presets.bucketing,
     "clipping-median": presets.clipping_median,
     "norm-clipping": presets.norm_clipping,
     "weak-dp": presets.weak_dp,
@@ -124,7 +132,7 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
     aggregator = given.get("aggregator", {"name": "mean"})
     return Defense(
         tuple(build(FILTERS, part, Filter) for part in given.get("filters", ())),  # type: ignore[type-abstract]
-        build(AGGREGATORS, aggregator, Aggregator),  # type: ignore[type-abstract]
+        build(AGGREGATORS, _build_inner_defense(aggregator, "aggregator"), Aggregator),  # type: ignore[type-abstract]
         tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ())),
         given.get("buffers", "median"),
     )
@@ -135,16 +143,25 @@ def build_attack(table: Mapping[str, Any]) -> Attack:
 
     An option that is a defense or an attack is given by name or as a table: `{name = "adaptive", defense = "krum"}`.
     """
-    given = dict(coerce(table, Mapping, "attack"))
+    return build(ATTACKS, _build_inner_defense(table, "attack"), Attack)
+
+
+def _build_inner_defense(table: object, where: str) -> dict[str, Any]:
+    """The table of a part whose option `defense` is one. In a file it is a name or a table."""
+    given = dict(coerce(table, Mapping, where))
     defense = given.get("defense")
     if isinstance(defense, str) and defense != "none":
         defense = {"name": defense}
     if isinstance(defense, Mapping):
         given["defense"] = build_defense(defense)
+<<<<<<< HEAD
     hidden = given.get("attack")
     if isinstance(hidden, str | Mapping):
         given["attack"] = build_attack({"name": hidden} if isinstance(hidden, str) else hidden)
     return build(ATTACKS, given, Attack)
+=======
+    return given
+>>>>>>> 27aebc8 (Multi-Krum: ties at the boundary share its weight; RFFL starts as in the authors' code; clips to a measured norm; FLTrust with a global rate; FoolsGold compares the classifier; NNM, ARC and bucketing)
 
 
 def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:

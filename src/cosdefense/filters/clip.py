@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core import Cohort, Filter, Judgment, State
-from ..ops import rescale_rows, row_norms
+from ..ops import clip_rows, row_norms
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,4 @@ class Clip(Filter):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         norms = row_norms(cohort.trainable())
-        factors = self.max_norm / norms.clamp_min(self.max_norm)
-        return Judgment(norms, torch.ones_like(cohort.weights), rescale_rows(cohort.updates, factors)), state
+        return Judgment(norms, torch.ones_like(cohort.weights), clip_rows(cohort.updates, norms, self.max_norm)), state

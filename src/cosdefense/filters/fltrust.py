@@ -6,6 +6,7 @@ https://arxiv.org/abs/2012.13995
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,16 +23,26 @@ class FLTrust(Filter):
     """Weight every update by max(0, cos(u, u₀)) and rescale it to u · ‖u₀‖ / ‖u‖; u₀ is the server's own update.
 
     Updates with a cosine of zero or less are rejected. If all are, the round is skipped. Followed by the mean this is
-    the paper's rule with a global learning rate of 1.
+    the paper's rule.
+
+    Args:
+        global_rate: The paper's global learning rate: every row becomes this many times as long as u₀. The server has
+            few samples and takes short steps, so that a rate above 1 may learn faster.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
     replaces_buffers: ClassVar[bool] = True
 
+    global_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.global_rate < math.inf:
+            raise ValueError(f"FLTrust.global_rate must be positive and finite, got {self.global_rate}")
+
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         own = server_update(cohort, cohort.params, cohort.seed)
         trust = cosine_with_server(cohort, own)
-        return Judgment(-trust, trust.clamp_min(0), rescale_to_server(own, cohort)), state
+        return Judgment(-trust, trust.clamp_min(0), rescale_to_server(own, cohort, self.global_rate)), state
 
 
 def server_update(cohort: Cohort, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
@@ -44,12 +55,12 @@ def cosine_with_server(cohort: Cohort, own: Float[Tensor, " d"]) -> Float[Tensor
     return cosine(cohort.trainable(), own[: cohort.layout.n_trainable])
 
 
-def rescale_to_server(own: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, "n d"]:
-    """Rescales the trainable part of every row to the norm of the server's, and replaces buffers by the server's.
+def rescale_to_server(own: Float[Tensor, " d"], cohort: Cohort, rate: float = 1.0) -> Float[Tensor, "n d"]:
+    """Rescales the trainable part of every row to `rate` norms of the server's; buffers become the server's.
 
     A cosine between weights says nothing about a client's BatchNorm statistics.
     """
     n_trainable = cohort.layout.n_trainable
     norms = row_norms(cohort.trainable()).clamp_min(1e-300)  # a zero row has weight 0 anyway
-    weights = rescale_rows(cohort.trainable(), row_norms(own[None, :n_trainable]) / norms)
+    weights = rescale_rows(cohort.trainable(), rate * row_norms(own[None, :n_trainable]) / norms)
     return torch.cat([weights, own[None, n_trainable:].expand(len(cohort), -1)], dim=1)

@@ -26,13 +26,15 @@ class FoolsGold(Filter):
     are averaged, as in later implementations. The authors' 1e-5 against division by zero is not needed here.
 
     Args:
-        head_only: Compare only the classifier's weights, as the authors do for deep networks.
-        capacity: How many histories are kept. Each is as large as the compared part: 45 MB for a ResNet-18.
+        head_only: Compare only the classifier's weights. The authors do so: their linear models are a classifier, and
+            of their deep networks they compare the last layer. A history is then small as well. False compares whole
+            updates, also where the classifier is not known.
+        capacity: How many histories are kept. A whole update of a ResNet-18 takes 45 MB, its classifier 20 kB.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CLIENT_MEMORY})
 
-    head_only: bool = False
+    head_only: bool = True
     capacity: int = 1000
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core import Cohort, Filter, Judgment, Need, State
-from ..ops import fraction_of
+from ..ops import fraction_of, keep_lowest
 from .krum import check_contamination, krum_scores
 
 
@@ -18,7 +18,9 @@ from .krum import check_contamination, krum_scores
 class MultiKrum(Filter):
     """Keep the `keep` updates with the smallest sums of squared distances to their n − f − 2 nearest others.
 
-    Here f = floor(contamination · n). The score is that sum. Updates that tie with the last one kept are kept too.
+    Here f = floor(contamination · n). The score is that sum. Updates that tie with the last one kept share the
+    weight that is left, so that the order of rows does not matter and colluding clients that send the same update do
+    not all get in.
 
     Args:
         contamination: The expected share of malicious clients.
@@ -38,6 +40,5 @@ class MultiKrum(Filter):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         n, f = len(cohort), fraction_of(self.contamination, len(cohort))
         scores = krum_scores(self, cohort, f)
-        keep = min(self.keep or n - f, n)
-        worst_kept = scores.sort().values[keep - 1]
-        return Judgment(scores, scores <= worst_kept), state
+        weights = keep_lowest(scores, self.keep or n - f)
+        return Judgment(scores, weights.to(cohort.weights.dtype)), state

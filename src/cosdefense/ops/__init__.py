@@ -13,12 +13,13 @@ from .coordinatewise import mean_near_median, median, trimmed_mean
 from .cosines import cosine, cosines
 from .distances import squared_distances
 from .finite import finite_rows, stays_finite
-from .norms import rescale_rows, row_norms
+from .norms import clip_rows, rescale_rows, row_norms
 from .precision import compute_dtype
-from .rowwise import clipped_mean, geometric_median, weighted_sum
-from .scores import fraction_of, mean_of, median_of, min_max, std_of
+from .rowwise import clipped_mean, geometric_median, mix_rows, weighted_sum
+from .scores import fraction_of, keep_lowest, mean_of, median_of, min_max, std_of
 
 __all__ = [
+    "clip_rows",
     "clipped_mean",
     "compute_dtype",
     "cosine",
@@ -26,11 +27,13 @@ __all__ = [
     "finite_rows",
     "fraction_of",
     "geometric_median",
+    "keep_lowest",
     "mean_near_median",
     "mean_of",
     "median",
     "median_of",
     "min_max",
+    "mix_rows",
     "rescale_rows",
     "row_norms",
     "squared_distances",

@@ -34,6 +34,11 @@ def rescale_rows(rows: Float[Tensor, "n k"], factors: Float[Tensor, " n"]) -> Fl
     return rows * factors.clamp(-largest, largest).to(rows.dtype)[:, None]
 
 
+def clip_rows(rows: Float[Tensor, "n k"], norms: Float[Tensor, " n"], max_norm: float) -> Float[Tensor, "n k"]:
+    """Shortens rows whose norm exceeds `max_norm` to it; the given norms may be those of a part of the columns."""
+    return rescale_rows(rows, torch.where(norms > max_norm, max_norm / norms, 1.0))
+
+
 def _rescale_half(rows: Float[Tensor, "n k"], factors: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
     """In float32 one block at a time: a factor rounded to half precision would change the norm of the row."""
     largest = torch.finfo(torch.float32).max

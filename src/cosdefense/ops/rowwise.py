@@ -35,6 +35,17 @@ def weighted_sum(
     return torch.mv(rows.T, weights.to(rows.dtype), out=out)
 
 
+def mix_rows(rows: Float[Tensor, "n k"], mixing: Float[Tensor, "m n"]) -> Float[Tensor, "m k"]:
+    """Row i of the result is Σ mixingᵢⱼ rowⱼ."""
+    rows, wide = rows.detach(), mixing.to(compute_dtype(rows.dtype))
+    if rows.dtype not in HALF:
+        return wide @ rows
+    result = rows.new_empty(len(mixing), rows.shape[1])
+    for block, target in zip(split_columns(rows), split_columns(result), strict=True):
+        target.copy_(wide @ block.to(wide.dtype))
+    return result
+
+
 def geometric_median(
     rows: Float[Tensor, "n k"], steps: int = 100, smoothing: float = 1e-6, n_columns: int | None = None
 ) -> Float[Tensor, " k"]:

@@ -33,5 +33,17 @@ def std_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     return mean_of((scores - mean_of(scores)).square()).sqrt()
 
 
+def keep_lowest(scores: Float[Tensor, "*rows n"], keep: int) -> Float[Tensor, "*rows n"]:
+    """Weights for the `keep` lowest scores: 1 below the last one kept, and an equal share of the rest for its ties.
+
+    The weights add up to `keep` (at most n). If all ties were kept, identical rows could never be dropped.
+    """
+    keep = min(keep, scores.shape[-1])
+    last = scores.sort(dim=-1).values[..., keep - 1 : keep]
+    below, tied = scores < last, scores == last
+    share = (keep - below.sum(dim=-1, keepdim=True)).double() / tied.sum(dim=-1, keepdim=True)
+    return below + tied * share
+
+
 def median_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     return median(scores[:, None])[0]
