@@ -25,7 +25,7 @@ from cosdefense.report.groups import group_runs
 from cosdefense.report.page import render_report
 from cosdefense.report.results import describe_results, explain_columns, make_table, to_csv, to_json
 from cosdefense.runs.metrics import final_accuracy, summarize
-from cosdefense.runs.records import RunRecord
+from cosdefense.runs.records import RoundRecord, RunRecord
 from synthetic_runs import DEFENSES, make_federation, make_run, make_runs
 
 
@@ -158,6 +158,9 @@ def test_the_words_admit_what_is_missing() -> None:
         "1 run of 1 defense, up to 200 rounds each. 1 run not finished: the numbers so far. "
         "Without an attack, no round was evaluated."
     )
+    rounds = (*run.rounds[:3], RoundRecord(3, (), (), lost=True), *run.rounds[4:])
+    damaged = describe_results(group_runs([replace(run, rounds=rounds, summary=None)]))
+    assert "The records of 1 round were damaged and are lost." in damaged
 
 
 def test_downloads_hold_every_run(text: str) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from cosdefense import Verdict
-from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint
+from cosdefense.runs.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint, write_checkpoint
 from cosdefense.runs.records import DamagedRecords, RoundRecord, read_run
+from cosdefense.runs.repair import repair
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.run_lock import RunInUse
 
@@ -104,6 +110,41 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"next_round": 10**9}, "next_round must be a whole number from 0 to 10,000,000, got 1000000000"),
+        ({"next_round": 2.0}, r"next_round must be .*, got 2.0"),
+        ({"next_round": True}, r"next_round must be .*, got True"),
+        ({"next_round": None}, r"next_round must be .*, got None"),
+        ({"metadata": [1]}, "metadata cannot be of type list"),
+        ({"metadata": None}, "metadata cannot be of type NoneType"),
+        ({"records": 5}, "records cannot be of type int"),
+    ],
+    ids=str,
+)
+def test_values_that_no_run_writes_are_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    """Their digest is right, as in a file that somebody has forged."""
+    folder = folder_after(tmp_path, 2, 2)
+    text = json.dumps({"next_round": 2, "metadata": {}, "records": folder.load().records} | values)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder.checkpoint.write_bytes(save({}, {"values": text, "digest": digest}))
+    with pytest.raises(DamagedCheckpoint, match=message):
+        folder.load()
+
+
+def test_another_number_of_rounds_than_was_recorded_is_refused(tmp_path: Path) -> None:
+    folder = folder_after(tmp_path, 2, 2)
+    for number in (0, 1, 3, 10**7):
+        write_checkpoint(folder.checkpoint, replace(read_checkpoint(folder.checkpoint), next_round=number))
+        with pytest.raises(DamagedRecords, match=rf"needs rounds 0 to {number - 1} .*: got 2 of them"):
+            folder.load()
+    with pytest.raises(
+        DamagedRecords, match=r"of rounds 0 to 9,999,999, .* 9,999,998 are missing: restore the records"
+    ):
+        repair(folder)
+
+
+@pytest.mark.parametrize(
     ("kept", "reason"),
     [
         (slice(0, 0), "got 0 of them"),
@@ -144,14 +185,14 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("replace", [True, False])
-def test_a_writer_that_has_lost_its_lock_writes_nothing(tmp_path: Path, replace: bool) -> None:
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_writer_that_has_lost_its_lock_writes_nothing(tmp_path: Path, replaced: bool) -> None:
     """Somebody removed the lock file of a run that seemed dead, and perhaps resumed it."""
     folder = folder_after(tmp_path, 3, 2)
     checkpoint = folder.load()
     with folder.lock():
         (folder.path / "lock").unlink()
-        with RunFolder(folder.path).lock() if replace else nullcontext():
+        with RunFolder(folder.path).lock() if replaced else nullcontext():
             before = contents(folder.path)
             writes: list[Callable[[], None]] = [
                 lambda: folder.append(record(3)),

@@ -8,7 +8,9 @@ import signal
 import stat
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -182,6 +184,28 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with pytest.raises(DamagedCheckpoint, match=r"cannot be read .* to start this run again"):
         go(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tensors": {"params": torch.zeros(3)}}, r"holds another model: needs \[1210\] torch.float32, got \[3\]"),
+        ({"tensors": {}}, "does not hold the state of this simulation"),
+        ({"metadata": {}}, "does not hold the state of this simulation"),
+        ({"metadata": {"states": 3}}, "does not hold the state of this simulation"),
+        ({"metadata": {"states": [{"items": 3}, None]}}, "does not hold the state of this simulation"),
+        ({"metadata": {"states": [{"tensor": [1]}, None]}}, "does not hold the state of this simulation"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    go(tmp_path, stop_after=1)
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    write_checkpoint(checkpoint, replace(read_checkpoint(checkpoint), **change))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(DamagedCheckpoint, match=message):
+        go(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_damaged_records_are_named_and_repaired(whole: Path, tmp_path: Path) -> None:

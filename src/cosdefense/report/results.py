@@ -153,7 +153,9 @@ def scope(groups: Sequence[Group]) -> str:
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     defenses = len({group.defense for group in groups})
     text = f"{count(n_runs, 'run')} of {count(defenses, 'defense')}, up to {count(n_rounds, 'round')} each."
-    return text + (f" {count(unfinished, 'run')} not finished: the numbers so far." if unfinished else "")
+    lost = sum(summary.get("lost_rounds", 0) for group in groups for summary in group.summaries)
+    text += f" {count(unfinished, 'run')} not finished: the numbers so far." if unfinished else ""
+    return text + (f" The records of {count(lost, 'round')} were damaged and are lost." if lost else "")
 
 
 def _describe_outcome(groups: Sequence[Group]) -> str:

@@ -130,6 +130,7 @@ def summarize(rounds: Sequence[RoundRecord], attack_stop: int | None = None) -> 
     detection = Detection.of(rounds)
     filters = sorted({name for record in rounds for name in record.scores})
     phases = sorted({phase for record in rounds for phase in record.seconds})
+    n_lost = sum(record.lost for record in rounds)
     return {
         "final_accuracy": final_accuracy(rounds),
         "tail_accuracy": tail_mean(rounds),
@@ -149,6 +150,7 @@ def summarize(rounds: Sequence[RoundRecord], attack_stop: int | None = None) -> 
         "area_under_roc": {name: area_under_roc(rounds, name) for name in filters},
         "confusion": asdict(detection),
         "skipped_rounds": sum(record.skipped is not None for record in rounds),
+        **({"lost_rounds": n_lost} if n_lost else {}),
         "seconds": {phase: sum(record.seconds.get(phase, 0.0) for record in rounds) for phase in phases},
         "peak_memory": {phase: max(record.peak_memory.get(phase, 0) for record in rounds) for phase in phases},
     }

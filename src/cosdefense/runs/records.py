@@ -98,7 +98,10 @@ class RoundRecord:
         given = {key: _freeze(value) for key, value in line.items() if key in known}
         if given.get("malicious") is not None:
             given["malicious"] = tuple(map(bool, given["malicious"]))
-        return cls(**given)
+        record = cls(**given)
+        if type(record.round) is not int or len(record.clients) != len(record.weights):
+            raise TypeError(f"it needs a whole number and as many weights as clients, got round {record.round!r:.40}")
+        return record
 
 
 @dataclass(frozen=True)

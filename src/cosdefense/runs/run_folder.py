@@ -97,7 +97,8 @@ class RunFolder:
         """Replace the checkpoint, once the records of all its rounds are safe on the disk."""
         self._check_lock()
         self._sync_records()
-        write_checkpoint(self.checkpoint, replace(checkpoint, records=self._last_digest()))
+        digest = _read_last_digest(list_record_files(self.path)[-1])
+        write_checkpoint(self.checkpoint, replace(checkpoint, records=digest))
 
     def load(self, device: torch.device | str = "cpu") -> Checkpoint:
         """Read the checkpoint and check that the records fit it. Changes nothing."""
@@ -178,21 +179,11 @@ class RunFolder:
         if self._lock is not None:
             self._lock.check()
 
-    def _last_digest(self) -> str:
-        files = list_record_files(self.path)
-        if not files:
-            return START
-        with files[-1].open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 200))
-            digest = read_digest(file.read())
-        if digest is None:
-            raise DamagedRecords(f"{files[-1]} does not end with a complete line: resume the run, which drops it")
-        return digest
-
     def _append(self, content: Mapping[str, Any]) -> None:
         self._check_lock()
-        text, files = seal(content, self._last_digest()), list_record_files(self.path)
+        files = list_record_files(self.path)
         path = files[-1] if files else self.records
+        text = seal(content, _read_last_digest(path) if files else START)
         if files and path.stat().st_size >= self._max_file:
             self._sync_records()  # only the last file may be incomplete after a crash
             path = self.path / name_record_file(len(files))
@@ -213,6 +204,15 @@ class RunFolder:
 def is_finished(folder: Path) -> bool:
     """Whether this run has nothing left to do."""
     return RunFolder(folder).is_finished
+
+
+def _read_last_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 200))
+        digest = read_digest(file.read())
+    if digest is None:
+        raise DamagedRecords(f"{path} does not end with a complete line: resume the run, which drops it")
+    return digest
 
 
 def _ends(line: Line, checkpoint: Checkpoint) -> bool:
