@@ -208,4 +208,4 @@ def test_ctrl_c_and_a_time_limit_leave_a_resumable_run_and_say_so(tmp_path: Path
     (tmp_path / "hold").unlink()
     done = called("run", "tiny.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(records.read_bytes().splitlines()) == 1 + 8 + 1
+    assert len(records.read_bytes().splitlines()) == 1 + 8 + 2  # one says that the run was resumed

@@ -98,7 +98,7 @@ def decided(folder: Path) -> dict[str, Any]:
     """Per run all that it decided: records without times, and the final parameters."""
     found = {}
     for records in (folder / "runs" / "tiny").rglob("records.jsonl"):
-        header, *lines, summary = complete_lines(records)
+        header, *lines, summary = (line for line in complete_lines(records) if "resumed" not in line)
         lines.append(dict(summary["summary"]))
         plain = [{k: v for k, v in line.items() if k not in ("seconds", "peak_memory")} for line in lines]
         with safe_open(records.parent / "checkpoint.safetensors", framework="pt") as file:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 
 from commands import environment
 from cosdefense.catalog.options import ConfigError
@@ -180,11 +179,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def decided_by(run: Path) -> tuple[object, ...]:
     """All that a finished run decided: header, records without times, the checkpoint."""
-    header, *lines, summary = complete_lines(run / "records.jsonl")
+    header, *lines, summary = (line for line in complete_lines(run / "records.jsonl") if "resumed" not in line)
     lines.append(dict(summary["summary"]))
     plain = [{k: v for k, v in line.items() if k not in ("seconds", "peak_memory")} for line in lines]
-    with safe_open(run / "checkpoint.safetensors", framework="pt") as file:
-        state = (file.metadata(), file.get_tensor("params").numpy().tobytes())
+    checkpoint = read_checkpoint(run / "checkpoint.safetensors")
+    state = (checkpoint.next_round, checkpoint.metadata, checkpoint.tensors["params"].numpy().tobytes())
     return {k: v for k, v in header.items() if k != "command"}, plain, state, (run / "experiment.toml").read_text()
 
 
