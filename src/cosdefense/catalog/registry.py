@@ -132,7 +132,7 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
     aggregator = given.get("aggregator", {"name": "mean"})
     return Defense(
         tuple(build(FILTERS, part, Filter) for part in given.get("filters", ())),  # type: ignore[type-abstract]
-        build(AGGREGATORS, _build_inner_defense(aggregator, "aggregator"), Aggregator),  # type: ignore[type-abstract]
+        build(AGGREGATORS, _build_inner_parts(aggregator, "aggregator"), Aggregator),  # type: ignore[type-abstract]
         tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ())),
         given.get("buffers", "median"),
     )
@@ -143,25 +143,21 @@ def build_attack(table: Mapping[str, Any]) -> Attack:
 
     An option that is a defense or an attack is given by name or as a table: `{name = "adaptive", defense = "krum"}`.
     """
-    return build(ATTACKS, _build_inner_defense(table, "attack"), Attack)
+    return build(ATTACKS, _build_inner_parts(table, "attack"), Attack)
 
 
-def _build_inner_defense(table: object, where: str) -> dict[str, Any]:
-    """The table of a part whose option `defense` is one. In a file it is a name or a table."""
+def _build_inner_parts(table: object, where: str) -> dict[str, Any]:
+    """The table of a part whose options `defense` and `attack` are such parts. In a file they are names or tables."""
     given = dict(coerce(table, Mapping, where))
     defense = given.get("defense")
     if isinstance(defense, str) and defense != "none":
         defense = {"name": defense}
     if isinstance(defense, Mapping):
         given["defense"] = build_defense(defense)
-<<<<<<< HEAD
     hidden = given.get("attack")
     if isinstance(hidden, str | Mapping):
         given["attack"] = build_attack({"name": hidden} if isinstance(hidden, str) else hidden)
-    return build(ATTACKS, given, Attack)
-=======
     return given
->>>>>>> 27aebc8 (Multi-Krum: ties at the boundary share its weight; RFFL starts as in the authors' code; clips to a measured norm; FLTrust with a global rate; FoolsGold compares the classifier; NNM, ARC and bucketing)
 
 
 def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[str, Any]:
