@@ -37,7 +37,7 @@ PUBLIC = {
 # Each folder may import from itself and from those before it.
 FOLDERS = (
     "ops", "core", "filters", "aggregators", "hooks", "attacks", "catalog", "testing", "data", "training", "simulation",
-    "runs", "report", "studies", "flower", "reinforcement", "cli",
+    "runs", "report", "monitor", "studies", "flower", "reinforcement", "cli",
 )  # fmt: skip
 
 
