@@ -31,6 +31,10 @@ PUBLIC = {
         "AllRoundsSkipped", "Defended", "LegacyStrategy", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost",
         "build_client_app",
     },
+    "cosdefense.monitor": {
+        "AccuracyFell", "Alarm", "Alarms", "NodeLost", "NodeRejected", "PrometheusMetrics", "RoundObserver",
+        "RoundsSkipped", "Rule", "find_alarms",
+    },
     "cosdefense.testing": {"LAYOUT", "check_aggregator", "check_attack", "check_defense", "check_filter"},
 }  # fmt: skip
 
@@ -127,9 +131,19 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", HELP_OF_ALL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     asked = done.stdout.splitlines()
-    assert {"-", "demo", "run", "reproduce", "arena", "report", "train-attack", "list", "data", "data fetch"} <= set(
-        asked
-    )
+    assert {
+        "-",
+        "demo",
+        "run",
+        "reproduce",
+        "arena",
+        "report",
+        "train-attack",
+        "watch",
+        "list",
+        "data",
+        "data fetch",
+    } <= set(asked)
 
 
 @pytest.mark.slow

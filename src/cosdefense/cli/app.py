@@ -11,7 +11,7 @@ import typer
 from .. import __version__
 from ..catalog.options import ConfigError
 from ..runs.execution import MissingRayExtra
-from . import arena, console, demo, repair, report, reproduce, run, train_attack, verify
+from . import arena, console, demo, repair, report, reproduce, run, train_attack, verify, watch
 from . import list as list_command
 from .data import data_app
 
@@ -35,6 +35,7 @@ app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=repair.EPILOG)(repair.repair)
 app.command(epilog=train_attack.EPILOG)(train_attack.train_attack)
+app.command(epilog=watch.EPILOG)(watch.watch)
 app.command("list", epilog=list_command.EPILOG)(list_command.list_parts)
 app.add_typer(data_app, name="data")
 
@@ -65,6 +66,8 @@ def main() -> None:
 def _expected() -> tuple[type[Exception], ...]:
     """What may go wrong although nobody made a mistake."""
     from ..data import DataError
+    from ..monitor.extras import MissingMonitorExtra
+    from ..monitor.remote import WatchServerError
     from ..reinforcement import MissingRLExtra
     from ..report import MissingReportExtra
     from ..runs.checkpoint import DamagedCheckpoint
@@ -74,7 +77,7 @@ def _expected() -> tuple[type[Exception], ...]:
 
     return (
         DataError, NotARun, DamagedCheckpoint, DamagedRecords, RunInUse, RunsFailed, RayUnavailable,
-        MissingReportExtra, MissingRLExtra,
+        MissingReportExtra, MissingRLExtra, MissingMonitorExtra, WatchServerError,
     )  # fmt: skip
 
 

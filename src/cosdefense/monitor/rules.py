@@ -34,6 +34,7 @@ class NodeRejected(Rule):
     name: ClassVar[str] = "node-rejected"
     times: int = 5  # rejected in at least so many
     of: int = 20  # of its last replies
+    share: float = 0.9  # and in at least this share of them
     chance: float = 1e-6  # and a node like the others would be rejected so often with at most this probability
 
     def __post_init__(self) -> None:
@@ -51,7 +52,8 @@ class NodeRejected(Rule):
         n_rejected = sum(reply.outcome != ACCEPTED for reply in replies)
         usual = _estimate(sum(reply.n_others_rejected for reply in replies), sum(reply.n_others for reply in replies))
         probability = at_least(n_rejected, len(replies), usual)
-        if n_rejected >= self.times and probability <= self.chance:
+        is_often = n_rejected >= max(self.times, self.share * len(replies))
+        if is_often and probability <= self.chance:
             reasons = Counter(reply.outcome for reply in replies if reply.outcome != ACCEPTED)
             names = ", ".join(reason for reason, _ in reasons.most_common(3))
             yield (
@@ -70,7 +72,7 @@ class NodeLost(Rule):
     rounds: int = 3  # without a reply, at least
     accepted: int = 5  # of its replies before, at least, and half of the last `of`
     of: int = 20
-    chance: float = 1e-4  # and so many rounds without a reply happen with at most this probability
+    chance: float = 1e-6  # and so many rounds without a reply happen with at most this probability
 
     def __post_init__(self) -> None:
         _check_window("NodeLost", self.of)
@@ -133,9 +135,6 @@ class AccuracyFell(Rule):
             yield None, None
 
 
-DEFAULT_RULES: tuple[Rule, ...] = (NodeRejected(), NodeLost(), RoundsSkipped(), AccuracyFell())
-
-
 def at_least(n: int, of: int, probability: float) -> float:
     """The probability of at least n successes in so many independent trials."""
     return sum(comb(of, k) * probability**k * (1 - probability) ** (of - k) for k in range(n, of + 1))
@@ -157,9 +156,12 @@ def _probability_of_silence(node: NodeHistory, n_absent: int) -> float:
 def _describe_silence(node: NodeHistory, n_absent: int) -> str:
     texts = [f"no reply to its last {node.silent_in_a_row} messages"] if node.silent_in_a_row else []
     texts += [f"not in the last {n_absent} rounds"] if n_absent else []
-    return f"{' and '.join(texts)}; {node.n_accepted} of {node.n_asked} replies were accepted before"
+    return f"{' and '.join(texts)}; {node.n_accepted} of its {node.n_asked - node.n_silent} replies were accepted"
 
 
 def _check_window(rule: str, of: int) -> None:
     if not 1 <= of <= WINDOW:
         raise ValueError(f"{rule} needs 1 ≤ of ≤ {WINDOW}, got {of}")
+
+
+DEFAULT_RULES: tuple[Rule, ...] = (NodeRejected(), NodeLost(), RoundsSkipped(), AccuracyFell())

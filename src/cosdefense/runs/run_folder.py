@@ -32,9 +32,9 @@ from .records import (
     name_record_file,
     read_run,
 )
-from .run_lock import RunLock, hold_lock
+from .run_lock import LOCK, RunLock, hold_lock
 
-CHECKPOINT, LOCK = "checkpoint.safetensors", "lock"
+CHECKPOINT = "checkpoint.safetensors"
 MAX_FILE = 64 * 2**20  # bytes of records in one file; after that the next one is begun
 MAX_DOCUMENTED = 100  # digests of dropped lines that are written down
 

@@ -15,6 +15,8 @@ from typing import TextIO
 
 from .files import open_with
 
+LOCK = "lock"  # its name in the folder
+
 
 class RunInUse(RuntimeError):
     """Another process is writing to this run."""
@@ -56,6 +58,19 @@ def hold_lock(path: Path) -> Iterator[RunLock]:
             yield lock
         finally:
             _write(file, "")
+
+
+def seems_held(path: Path) -> bool:
+    """Whether a process holds this lock, as far as its file says.
+
+    To try the lock would be surer, but could disturb a process that wants it at the same moment.
+    """
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        is_local, pid = holder["host"] == socket.gethostname(), int(holder["pid"])
+    except (OSError, ValueError, KeyError, TypeError):  # absent or empty: nobody holds it
+        return False
+    return not is_local or Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists()
 
 
 def _describe_this_process() -> dict[str, str | int]:
