@@ -65,13 +65,7 @@ def _find_run(folder: Path) -> Path:
 
 
 def _serve(folder: Path, address: str, token: str | None, metrics: bool) -> None:
-    from ..monitor.extras import missing_extra
-
-    with missing_extra("watch", "starlette", "uvicorn"):
-        import starlette  # noqa: F401
-
-    from ..monitor.access import Address
-    from ..monitor.server import WatchServer
+    from ..monitor.server import Address, WatchServer
 
     try:
         server = WatchServer(folder, Address.parse(address), token, metrics=metrics)

@@ -126,19 +126,19 @@ def _rejection(entry: Mapping[str, Any]) -> str:
     return f"{_text(entry['node'])} {_text(entry['reason'])}{f' ({scores})' if scores else ''}"
 
 
-def _scores(scores: Mapping[str, float | None]) -> str:
+def _scores(scores: Mapping[str, int | float | None]) -> str:
     return ", ".join(f"{_text(name)} {score:.3g}" for name, score in _items(scores))
 
 
-def _items(values: Mapping[str, float | None]) -> Iterable[tuple[str, float]]:
+def _items(values: Mapping[str, int | float | None]) -> Iterable[tuple[str, int | float]]:
     return ((name, value) for name, value in values.items() if value is not None)
 
 
-def _known(values: Mapping[str, float | None]) -> list[float]:
+def _known(values: Mapping[str, int | float | None]) -> list[int | float]:
     return [value for _, value in _items(values)]
 
 
-def _size(n_bytes: float) -> str:
+def _size(n_bytes: int | float) -> str:
     power = 0
     while n_bytes >= 1000 and power < len(UNITS) - 1:
         n_bytes, power = n_bytes / 1000, power + 1

@@ -40,7 +40,8 @@ class Monitor:
         self.history.add(record)
         changed: list[Alarm] = []
         for rule in self.rules:
-            for node, message in rule.check(self.history):
+            active = {node for name, node in self.active if name == rule.name}
+            for node, message in rule.check(self.history, active):
                 key = (rule.name, node)
                 if message is None:
                     changed += self._end(key, record.round)

@@ -76,6 +76,7 @@ class RunHistory:
     best_accuracy: float | None = None
     accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     nodes: OrderedDict[int, NodeHistory] = field(default_factory=OrderedDict)  # those seen last come last
+    max_nodes: int = MAX_NODES
 
     def add(self, record: RoundRecord) -> None:
         self.n_rounds += 1
@@ -110,7 +111,7 @@ class RunHistory:
             self.nodes.move_to_end(client)
             reply = Reply(outcome, n_judged - 1, n_rejected - _is_rejected(outcome))
             node.add(record.round, reply, get_scores(record, row))
-        while len(self.nodes) > MAX_NODES:
+        while len(self.nodes) > self.max_nodes:
             self.nodes.popitem(last=False)
 
 

@@ -29,14 +29,18 @@ class RunCollector(Collector):
 
     def __init__(self, get_monitor: Callable[[], Monitor | None], max_nodes: int = MAX_NODES) -> None:
         self._get_monitor, self._max_nodes = get_monitor, max_nodes
+        self.lock = threading.Lock()  # for who adds rounds: Prometheus asks from another thread
 
     def collect(self) -> Iterable[Metric]:
-        monitor = self._get_monitor()
-        if monitor is not None:
-            yield from _collect_run(monitor.history)
-            yield from _collect_replies(monitor.history)
-            yield from _collect_nodes(monitor.history, self._max_nodes)
-            yield from _collect_alarms(monitor)
+        with self.lock:
+            monitor = self._get_monitor()
+            return list(self._collect(monitor)) if monitor else []
+
+    def _collect(self, monitor: Monitor) -> Iterator[Metric]:
+        yield from _collect_run(monitor.history)
+        yield from _collect_replies(monitor.history)
+        yield from _collect_nodes(monitor.history, self._max_nodes)
+        yield from _collect_alarms(monitor)
 
 
 class PrometheusMetrics(RoundObserver):
@@ -52,21 +56,21 @@ class PrometheusMetrics(RoundObserver):
         rules: Sequence[Rule] = DEFAULT_RULES,
         max_nodes: int = MAX_NODES,
     ) -> None:
-        self._rules, self._lock = tuple(rules), threading.Lock()
+        self._rules = tuple(rules)
         self._monitor = Monitor(self._rules)
-        self.registry = CollectorRegistry()
-        self.registry.register(_Locked(RunCollector(lambda: self._monitor, max_nodes), self._lock))
+        self._collector, self.registry = RunCollector(lambda: self._monitor, max_nodes), CollectorRegistry()
+        self.registry.register(self._collector)
         self._server, self._thread = start_http_server(port, host, self.registry)
         self.port = int(self._server.server_port)  # the one that was free, if 0 was asked for
 
     def started(self, header: Mapping[str, Any], rounds: Sequence[RoundRecord]) -> None:
-        with self._lock:
+        with self._collector.lock:
             self._monitor = Monitor(self._rules)
             for record in rounds:
                 self._monitor.add(record)
 
     def recorded(self, record: RoundRecord) -> None:
-        with self._lock:
+        with self._collector.lock:
             self._monitor.add(record)
 
     def ended(self) -> None:
@@ -74,17 +78,6 @@ class PrometheusMetrics(RoundObserver):
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-class _Locked(Collector):
-    """Prometheus asks from another thread than the one that adds rounds."""
-
-    def __init__(self, inner: Collector, lock: threading.Lock) -> None:
-        self._inner, self._lock = inner, lock
-
-    def collect(self) -> Iterable[Metric]:
-        with self._lock:
-            return list(self._inner.collect())
 
 
 def _collect_run(history: RunHistory) -> Iterator[Metric]:
@@ -113,8 +106,8 @@ def _collect_replies(history: RunHistory) -> Iterator[Metric]:
 
 def _collect_nodes(history: RunHistory, limit: int) -> Iterator[Metric]:
     """The nodes seen first keep their labels; the others are counted together, so that labels stay few."""
-    accepted: dict[str, float] = {}
-    rejected: dict[str, float] = {}
+    accepted: dict[str, int] = {}
+    rejected: dict[str, int] = {}
     by_age = sorted(history.nodes.items(), key=lambda item: (item[1].first_round, item[0]))
     for index, (client, node) in enumerate(by_age):
         label = str(client) if index < limit else OTHER
@@ -138,7 +131,7 @@ def _family(
     name: str,
     text: str,
     label: str,
-    values: Mapping[str, float],
+    values: Mapping[str, int | float],
 ) -> Metric:
     family = kind(f"{PREFIX}_{name}", text, labels=[label])
     for key, value in values.items():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from http.client import HTTPException, HTTPMessage
-from typing import IO
+from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -23,9 +23,7 @@ class WatchServerError(RuntimeError):
 class _RefuseRedirects(HTTPRedirectHandler):
     """The token must not go to another address."""
 
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 

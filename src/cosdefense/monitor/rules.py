@@ -7,23 +7,25 @@ nodes therefore ask how likely it is by chance: given how often the other nodes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import comb
 from typing import ClassVar
 
-from .history import ACCEPTED, WINDOW, NodeHistory, RunHistory
+from .history import ACCEPTED, WINDOW, NodeHistory, Reply, RunHistory
 
 LIKELY = 0.01  # above this, what happens to a node is nothing special any more
-Finding = tuple[int | None, str | None]  # a node (None: the run), and what is wrong with it (None: nothing any more)
+Subject = int | None  # a node; None: the run
+Finding = tuple[Subject, str | None]  # what is wrong with it; None: nothing any more
 
 
 class Rule:
-    """Looks at a run after each round. What it does not mention stays as it is."""
+    """Looks at a run after each round."""
 
     name: ClassVar[str]
 
-    def check(self, history: RunHistory) -> Iterator[Finding]:
+    def check(self, history: RunHistory, active: Collection[Subject]) -> Iterator[Finding]:
+        """What is wrong, and which of the active alarms are over. What is not mentioned stays as it is."""
         raise NotImplementedError
 
 
@@ -42,17 +44,18 @@ class NodeRejected(Rule):
         if not 1 <= self.times <= self.of:
             raise ValueError(f"NodeRejected needs 1 ≤ times ≤ of, got times={self.times}, of={self.of}")
 
-    def check(self, history: RunHistory) -> Iterator[Finding]:
+    def check(self, history: RunHistory, active: Collection[Subject]) -> Iterator[Finding]:
         for client in history.last.clients if history.last else ():
             if client in history.nodes:
-                yield from self._check_node(client, history.nodes[client])
+                replies = list(history.nodes[client].replies)[-self.of :]
+                n_rejected = sum(reply.outcome != ACCEPTED for reply in replies)
+                is_often = n_rejected >= max(self.times, self.share * len(replies))
+                if is_often or client in active:
+                    yield from self._compare(client, replies, n_rejected, is_often)
 
-    def _check_node(self, client: int, node: NodeHistory) -> Iterator[Finding]:
-        replies = list(node.replies)[-self.of :]
-        n_rejected = sum(reply.outcome != ACCEPTED for reply in replies)
+    def _compare(self, client: int, replies: list[Reply], n_rejected: int, is_often: bool) -> Iterator[Finding]:
         usual = _estimate(sum(reply.n_others_rejected for reply in replies), sum(reply.n_others for reply in replies))
         probability = at_least(n_rejected, len(replies), usual)
-        is_often = n_rejected >= max(self.times, self.share * len(replies))
         if is_often and probability <= self.chance:
             reasons = Counter(reply.outcome for reply in replies if reply.outcome != ACCEPTED)
             names = ", ".join(reason for reason, _ in reasons.most_common(3))
@@ -77,19 +80,18 @@ class NodeLost(Rule):
     def __post_init__(self) -> None:
         _check_window("NodeLost", self.of)
 
-    def check(self, history: RunHistory) -> Iterator[Finding]:
-        if history.last is None:
-            return
+    def check(self, history: RunHistory, active: Collection[Subject]) -> Iterator[Finding]:
+        number = history.last.round if history.last else 0
         for client, node in history.nodes.items():
-            n_absent = history.last.round - node.last_round
-            if not n_absent and not node.silent_in_a_row:
-                yield client, None
-            elif self._is_lost(node, n_absent):
+            n_absent = number - node.last_round
+            n_silent = n_absent + node.silent_in_a_row
+            if n_silent == 0:
+                if client in active:
+                    yield client, None
+            elif n_silent >= self.rounds and self._is_unusual(node, n_absent) and self._looked_honest(node):
                 yield client, _describe_silence(node, n_absent)
 
-    def _is_lost(self, node: NodeHistory, n_absent: int) -> bool:
-        if n_absent + node.silent_in_a_row < self.rounds or not self._looked_honest(node):
-            return False
+    def _is_unusual(self, node: NodeHistory, n_absent: int) -> bool:
         return _probability_of_silence(node, n_absent) <= self.chance
 
     def _looked_honest(self, node: NodeHistory) -> bool:
@@ -105,7 +107,7 @@ class RoundsSkipped(Rule):
     name: ClassVar[str] = "rounds-skipped"
     in_a_row: int = 3
 
-    def check(self, history: RunHistory) -> Iterator[Finding]:
+    def check(self, history: RunHistory, active: Collection[Subject]) -> Iterator[Finding]:
         if history.skipped_in_a_row >= self.in_a_row:
             reason = history.last.skipped if history.last else ""
             yield None, f"{history.skipped_in_a_row} rounds in a row were skipped, the last because: {reason}"
@@ -124,7 +126,7 @@ class AccuracyFell(Rule):
     def __post_init__(self) -> None:
         _check_window("AccuracyFell", self.of)
 
-    def check(self, history: RunHistory) -> Iterator[Finding]:
+    def check(self, history: RunHistory, active: Collection[Subject]) -> Iterator[Finding]:
         if not history.accuracies:
             return
         recent = list(history.accuracies)[-self.of :]

@@ -24,6 +24,8 @@ from .access import Address, Guard, check_token
 from .broadcast import Broadcast
 from .watched_run import WatchedRun
 
+__all__ = ["Address", "WatchServer"]
+
 INTERVAL = 1.0  # seconds between two looks at the folder
 MAX_CONNECTIONS = 100
 FILES = {"/": ("watch.html", "text/html"), "/watch.js": ("watch.js", "text/javascript"),
@@ -94,7 +96,7 @@ def _serve_metrics(broadcast: Broadcast) -> Callable[[Request], object]:
         return bytes(generate_latest(registry))
 
     async def metrics(_: Request) -> Response:
-        _, content = await broadcast.read(collect)
+        content = (await broadcast.read(collect))[1]
         return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return metrics

@@ -15,6 +15,7 @@ from .rules import DEFAULT_RULES, Rule
 from .text import printable
 
 Json = dict[str, Any]
+Point = list[int | float | None]  # the round, then values
 
 MAX_POINTS = 600  # of a curve: more than a page has pixels for
 MAX_RECENT = 15  # rounds that are listed
@@ -28,12 +29,12 @@ MAX_OUTCOMES = 20  # of a node
 class Curve:
     """Points over the rounds. When there are too many, every second one is dropped."""
 
-    points: list[list[float | None]] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
     every: int = 1
     n_added: int = 0
-    last: list[float | None] | None = None
+    last: Point | None = None
 
-    def add(self, point: list[float | None]) -> None:
+    def add(self, point: Point) -> None:
         if self.n_added % self.every == 0:
             self.points.append(point)
         if len(self.points) > MAX_POINTS:
@@ -41,7 +42,7 @@ class Curve:
         self.n_added += 1
         self.last = point
 
-    def to_json(self) -> list[list[float | None]]:
+    def to_json(self) -> list[Point]:
         """The last point is always among them."""
         is_missing = self.last is not None and self.points[-1] is not self.last
         return [*self.points, *([self.last] if is_missing and self.last else [])]
@@ -55,7 +56,7 @@ class RunView:
         self.monitor = Monitor(rules)
         self.names: dict[int, str] = {}
         self._evaluations, self._replies = Curve(), Curve()
-        self._recent: deque[Json] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[RoundRecord] = deque(maxlen=MAX_RECENT)
 
     def add(self, record: RoundRecord) -> list[Alarm]:
         """Returns the alarms that the round raises or ends."""
@@ -63,7 +64,7 @@ class RunView:
         if record.accuracy is not None or record.loss is not None:
             self._evaluations.add(_to_evaluation(record))
         self._replies.add(_to_replies(record))
-        self._recent.append(self._describe_round(record))
+        self._recent.append(record)
         return changed
 
     def snapshot(self) -> Json:
@@ -72,7 +73,7 @@ class RunView:
         return self._describe_run() | {
             "evaluations": self._evaluations.to_json(),
             "replies": self._replies.to_json(),
-            "rounds": list(self._recent),
+            "rounds": [self._describe_round(record) for record in self._recent],
             "nodes": [self._describe_node(*item) for item in nodes],
         }
 
@@ -85,7 +86,7 @@ class RunView:
         return self._describe_run() | {
             "evaluations": [_to_evaluation(record) for record in evaluated[-MAX_POINTS:]],
             "replies": [_to_replies(record) for record in added[-MAX_POINTS:]],
-            "rounds": list(self._recent)[-len(added) :] if added else [],
+            "rounds": [self._describe_round(record) for record in added[-MAX_RECENT:]],
             "nodes": [self._describe_node(*item) for item in ranked],
         }
 
@@ -168,18 +169,18 @@ class RunView:
         }
 
 
-def _to_evaluation(record: RoundRecord) -> list[float | None]:
+def _to_evaluation(record: RoundRecord) -> Point:
     return [record.round, _number(record.accuracy), _number(record.loss)]
 
 
-def _to_replies(record: RoundRecord) -> list[float | None]:
+def _to_replies(record: RoundRecord) -> Point:
     """Round, accepted, not accepted, seconds, and whether it was skipped."""
     n_accepted = sum(outcome == ACCEPTED for outcome in get_outcomes(record))
     seconds = _number(sum(record.seconds.values()))
     return [record.round, n_accepted, len(record.clients) - n_accepted, seconds, int(record.skipped is not None)]
 
 
-def _to_scores(scores: Mapping[str, float]) -> dict[str, float | None]:
+def _to_scores(scores: Mapping[str, float]) -> dict[str, int | float | None]:
     return {printable(name, 40): _number(score) for name, score in scores.items()}
 
 
@@ -188,7 +189,7 @@ def _rank(node: NodeHistory) -> tuple[float, int]:
     return (node.n_accepted / node.n_asked, -node.n_asked)
 
 
-def _number(value: float | None) -> float | None:
+def _number(value: int | float | None) -> int | float | None:
     """Six digits are enough; JSON knows neither NaN nor infinity."""
     if value is None or isinstance(value, int):
         return value

@@ -7,12 +7,13 @@ import json
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.request import urlopen
 
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -21,32 +22,33 @@ OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "
 TIMEOUT = 60.0  # seconds
 
 
-class Browser:
-    """One page. Use it as a context manager."""
-
-    def __init__(self, profile: Path) -> None:
-        self._profile = profile
-        self._process = subprocess.Popen(
-            [str(BROWSER), *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self._n_sent = 0
-
-    def __enter__(self) -> Browser:
-        end, port_file = time.monotonic() + TIMEOUT, self._profile / "DevToolsActivePort"
+@contextmanager
+def start_browser(profile: Path) -> Iterator[Browser]:
+    """With one page."""
+    process = subprocess.Popen(
+        [str(BROWSER), *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        end, port_file = time.monotonic() + TIMEOUT, profile / "DevToolsActivePort"
         while not (port_file.exists() and port_file.read_text()):
             assert time.monotonic() < end, "the browser did not start"
             time.sleep(0.05)
         port = port_file.read_text().split()[0]
         with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=TIMEOUT) as response:
             (page,) = [entry for entry in json.load(response) if entry["type"] == "page"]
-        self._socket = connect(page["webSocketDebuggerUrl"], max_size=None, open_timeout=TIMEOUT)
-        return self
+        with connect(page["webSocketDebuggerUrl"], max_size=None, open_timeout=TIMEOUT) as socket:
+            yield Browser(socket)
+    finally:
+        process.terminate()
+        process.wait(TIMEOUT)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._socket.close()
-        self._process.terminate()
-        self._process.wait(TIMEOUT)
+
+class Browser:
+    """One page of a running browser."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket, self._n_sent = socket, 0
 
     def call(self, method: str, **parameters: Any) -> Any:
         self._n_sent += 1
