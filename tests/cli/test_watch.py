@@ -105,7 +105,7 @@ def test_a_folder_without_records_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "option", "extra"),
-    [("starlette", "--serve", "watch"), ("uvicorn", "--serve", "watch"), ("prometheus_client", "--metrics", "metrics")],
+    [("uvicorn", "--serve", "watch"), ("prometheus_client", "--metrics", "metrics")],
 )
 def test_missing_libraries_are_named(
     tmp_path: Path, module: str, option: str, extra: str, monkeypatch: pytest.MonkeyPatch
