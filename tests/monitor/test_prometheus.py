@@ -20,7 +20,7 @@ ROUNDS = [
     make_round(
         number, {1: None, 2: "shape", 3: None, 2**64 - 1: "defense" if number % 2 else None},
         seconds={"train": 2.0, "evaluate": 0.5}, n_bytes={"train-sent": 40, "train-received": 30}, accuracy=0.5,
-        loss=1.25, skipped="no quorum" if number == 3 else None,
+        names=("clinic A", None, None, None), loss=1.25, skipped="no quorum" if number == 3 else None,
     )
     for number in range(8)
 ]  # fmt: skip
@@ -53,10 +53,12 @@ def test_metrics_are_those_of_the_records() -> None:
         "cosdefense_accuracy": 0.5, "cosdefense_loss": 1.25, "cosdefense_last_round_nodes": 4,
         "cosdefense_replies_accepted_total": 20,
         "cosdefense_replies_rejected_total reason=shape": 8, "cosdefense_replies_rejected_total reason=defense": 4,
-        "cosdefense_node_accepted_total node=1": 8, "cosdefense_node_rejected_total node=1": 0,
-        "cosdefense_node_accepted_total node=2": 0, "cosdefense_node_rejected_total node=2": 8,
-        "cosdefense_node_accepted_total node=3": 8, "cosdefense_node_rejected_total node=3": 0,
-        f"cosdefense_node_accepted_total node={2**64 - 1}": 4, f"cosdefense_node_rejected_total node={2**64 - 1}": 4,
+        "cosdefense_node_accepted_total name=clinic A node=1": 8,
+        "cosdefense_node_rejected_total name=clinic A node=1": 0,
+        "cosdefense_node_accepted_total name= node=2": 0, "cosdefense_node_rejected_total name= node=2": 8,
+        "cosdefense_node_accepted_total name= node=3": 8, "cosdefense_node_rejected_total name= node=3": 0,
+        f"cosdefense_node_accepted_total name= node={2**64 - 1}": 4,
+        f"cosdefense_node_rejected_total name= node={2**64 - 1}": 4,
         "cosdefense_active_alarms rule=node-rejected": 0, "cosdefense_alarms_total rule=node-rejected": 0,
         "cosdefense_active_alarms rule=node-lost": 0, "cosdefense_alarms_total rule=node-lost": 0,
         "cosdefense_active_alarms rule=rounds-skipped": 0, "cosdefense_alarms_total rule=rounds-skipped": 0,
@@ -90,7 +92,7 @@ def test_the_number_of_labels_is_bounded() -> None:
     }
     assert len(values) == 11
     assert values["other"] == 41  # of 51 nodes, ten have their own label, and one of these was never rejected
-    assert registry.get_sample_value("cosdefense_node_accepted_total", {"node": "1"}) == 50
+    assert registry.get_sample_value("cosdefense_node_accepted_total", {"node": "1", "name": ""}) == 50
 
 
 def test_the_address_is_free_again_after_the_run() -> None:

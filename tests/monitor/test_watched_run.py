@@ -51,8 +51,10 @@ def test_a_resumed_run_is_shown_anew(tmp_path: Path) -> None:
     folder.begin(HEADER)
     for number in range(4):
         folder.append(all_accepted(number))
+        if number == 1:
+            folder.save(Checkpoint(2, {}, {}))
     run.look()
-    folder.rewind(Checkpoint(2, {}, {}))
+    folder.rewind(folder.load())
     change = run.look()
     assert change is not None
     assert change.kind == "snapshot"
@@ -116,6 +118,16 @@ def test_no_text_can_change_a_terminal() -> None:
 
     assert all(text.isprintable() for text in strings(view.snapshot()))
     assert "<img src=x>" in str(view.snapshot())  # the page shows it as text
+
+
+def test_nodes_have_the_names_that_the_operator_gave_them() -> None:
+    view = RunView(HEADER)
+    for number in range(6):
+        view.add(make_round(number, {2**64 - 1: "shape", 7: None, 8: None}, names=("clinic\x07 A", None, "clinic B")))
+    snapshot = view.snapshot()
+    assert [node["name"] for node in snapshot["nodes"]] == ["clinic\N{REPLACEMENT CHARACTER} A", "7", "clinic B"]
+    assert snapshot["alarms"][0]["node"] == "clinic\N{REPLACEMENT CHARACTER} A"
+    assert snapshot["rounds"][0]["rejected"][0]["node"] == "clinic\N{REPLACEMENT CHARACTER} A"
 
 
 def test_node_ids_are_strings_and_the_unknown_sender_is_called_so() -> None:

@@ -35,7 +35,7 @@ class Alarms(RoundObserver):
 
     def recorded(self, record: RoundRecord) -> None:
         for alarm in self._monitor.add(record):
-            subject = "" if alarm.node is None else f"node {alarm.node}: "
+            subject = "" if alarm.node is None else f"node {alarm.name or alarm.node}: "
             if alarm.until is None:
                 log.warning("ALARM %s: %s%s", alarm.rule, subject, alarm.message)
             else:

@@ -22,6 +22,7 @@ class Alarm:
     message: str
     round: int  # in which it was raised; rounds count from 0, as in the records
     node: int | None = None  # None: it concerns the run
+    name: str = ""  # of the node, if the operator gave it one
     until: int | None = None  # the round in which it was over; None: it is not
 
 
@@ -46,7 +47,8 @@ class Monitor:
                 if message is None:
                     changed += self._end(key, record.round)
                 elif key not in self.active:
-                    self.active[key] = Alarm(rule.name, printable(message), record.round, node)
+                    name = "" if node is None else self.history.nodes[node].name
+                    self.active[key] = Alarm(rule.name, printable(message), record.round, node, printable(name, 60))
                     self.n_raised[rule.name] += 1
                     changed.append(self.active[key])
                 else:

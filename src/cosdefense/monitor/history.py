@@ -32,6 +32,7 @@ class NodeHistory:
     """How often a node was asked, and what became of its replies."""
 
     first_round: int
+    name: str = ""  # the operator's, if there is one
     last_round: int = 0
     n_asked: int = 0
     n_accepted: int = 0
@@ -109,6 +110,8 @@ class RunHistory:
                 count(self.rejected, outcome, 1)
             node = self.nodes.setdefault(client, NodeHistory(record.round))
             self.nodes.move_to_end(client)
+            if row < len(record.names):
+                node.name = record.names[row] or node.name
             reply = Reply(outcome, n_judged - 1, n_rejected - _is_rejected(outcome))
             node.add(record.round, reply, get_scores(record, row))
         while len(self.nodes) > self.max_nodes:

@@ -105,16 +105,21 @@ def _collect_replies(history: RunHistory) -> Iterator[Metric]:
 
 
 def _collect_nodes(history: RunHistory, limit: int) -> Iterator[Metric]:
-    """The nodes seen first keep their labels; the others are counted together, so that labels stay few."""
-    accepted: dict[str, int] = {}
-    rejected: dict[str, int] = {}
+    """The nodes seen first have labels of their own; the others are counted together, so that labels stay few."""
+    families = [
+        CounterMetricFamily(f"{PREFIX}_node_{name}", f"Replies of a node that were {name}.", labels=["node", "name"])
+        for name in ("accepted", "rejected")
+    ]
+    counts: dict[tuple[str, str], list[int]] = {}
     by_age = sorted(history.nodes.items(), key=lambda item: (item[1].first_round, item[0]))
     for index, (client, node) in enumerate(by_age):
-        label = str(client) if index < limit else OTHER
-        accepted[label] = accepted.get(label, 0) + node.n_accepted
-        rejected[label] = rejected.get(label, 0) + sum(node.reasons.values())
-    yield _family(CounterMetricFamily, "node_accepted", "Replies of a node that were accepted.", "node", accepted)
-    yield _family(CounterMetricFamily, "node_rejected", "Replies of a node that were rejected.", "node", rejected)
+        label = (str(client), printable(node.name, 60)) if index < limit else (OTHER, "")
+        before = counts.get(label, [0, 0])
+        counts[label] = [before[0] + node.n_accepted, before[1] + sum(node.reasons.values())]
+    for label, values in counts.items():
+        for family, value in zip(families, values, strict=True):
+            family.add_metric(label, value)
+    yield from families
 
 
 def _collect_alarms(monitor: Monitor) -> Iterator[Metric]:

@@ -54,7 +54,6 @@ class RunView:
     def __init__(self, header: Mapping[str, Any], rules: Sequence[Rule] = DEFAULT_RULES) -> None:
         self.header = header
         self.monitor = Monitor(rules)
-        self.names: dict[int, str] = {}
         self._evaluations, self._replies = Curve(), Curve()
         self._recent: deque[RoundRecord] = deque(maxlen=MAX_RECENT)
 
@@ -92,8 +91,9 @@ class RunView:
 
     def label(self, client: int) -> str:
         """The operator's name for a node, or its id."""
-        if client in self.names:
-            return printable(self.names[client], 60)
+        node = self.monitor.history.nodes.get(client)
+        if node is not None and node.name:
+            return printable(node.name, 60)
         return "unknown sender" if client == 0 and self._is_federation else str(client)
 
     @property
@@ -147,7 +147,7 @@ class RunView:
             "round": record.round,
             "accuracy": _number(record.accuracy),
             "loss": _number(record.loss),
-            "skipped": None if record.skipped is None else printable(record.skipped),
+            "skipped": _get_note(record),
             "n_accepted": sum(outcome == ACCEPTED for outcome in get_outcomes(record)),
             "n_clients": len(record.clients),
             "n_rejected": len(rejected),
@@ -167,6 +167,12 @@ class RunView:
             "outcomes": [printable(outcome, 40) for outcome in list(node.outcomes)[-MAX_OUTCOMES:]],
             "scores": _to_scores(node.scores),
         }
+
+
+def _get_note(record: RoundRecord) -> str | None:
+    if record.lost:
+        return "the record of this round was damaged"
+    return None if record.skipped is None else printable(record.skipped)
 
 
 def _to_evaluation(record: RoundRecord) -> Point:
