@@ -214,7 +214,7 @@ def test_nothing_is_unpickled_and_no_declared_size_is_allocated(tmp_path: Path) 
     defended = Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL)
     messages = send_round(defended, start)
     for kind in (
-        "a million metrics",
+        "a hundred thousand metrics",
         "a list of a million numbers",
         "pickle",
         "pickled objects",

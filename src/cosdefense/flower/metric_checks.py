@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flwr.app import MetricRecord
-
 from .reasons import BadReply, Reason
 from .strategy_inputs import StrategyMetrics
 
@@ -19,7 +17,7 @@ MAX_NUMBERS = 10_000  # in all lists of a reply
 MAX_LOSS_RATIO = 100.0  # between a loss and the median of the round, where a strategy computes with the loss
 
 
-def read_metrics(record: MetricRecord, reads: StrategyMetrics) -> tuple[float, dict[str, Metric]]:
+def read_metrics(record: Mapping[str, Any], reads: StrategyMetrics) -> tuple[float, dict[str, Metric]]:
     """The number of examples, and the other metrics in the order of their names."""
     _check_size(record)
     metrics: dict[str, Any] = dict(sorted(record.items()))
@@ -32,7 +30,7 @@ def read_metrics(record: MetricRecord, reads: StrategyMetrics) -> tuple[float, d
     return examples, metrics
 
 
-def _check_size(record: MetricRecord) -> None:
+def _check_size(record: Mapping[str, Any]) -> None:
     """Before anything is copied: a reply may hold millions of names or numbers."""
     if len(record) > MAX_METRICS:
         raise BadReply(Reason.METRICS, f"needs at most {MAX_METRICS} metrics, got {len(record)}")

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
@@ -18,7 +18,6 @@ from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics
 from .update_norms import measure_updates
 
-Record = TypeVar("Record", ArrayRecord, MetricRecord)
 PREFIX_LENGTH = 256  # values of each array; models that were trained differ in the first few
 
 
@@ -129,7 +128,7 @@ def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
     return ValidReply(node, request.messages[node], serialized, arrays, metrics, examples, digest)
 
 
-def _get_record(reply: Message, kind: type[Record], name: str) -> Record:
+def _get_record(reply: Message, kind: type, name: str) -> Any:
     """The only record of a kind. Faster than Flower's `array_records`, which builds a new dictionary at every use."""
     records = [record for record in reply.content.values() if isinstance(record, kind)]
     if len(records) != 1:
