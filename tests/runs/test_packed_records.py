@@ -70,6 +70,13 @@ def test_several_runs_keep_their_order_and_give_the_same_bytes(tmp_path: Path) -
     assert packed(tmp_path) == []
 
 
+def test_a_pack_is_public(tmp_path: Path) -> None:
+    """Other than a run it is made to be read by others."""
+    (tmp_path / "plain").touch()
+    packed(tmp_path, RUN)
+    assert (tmp_path / PACK).stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_runs_are_read_from_files_packs_and_folders(tmp_path: Path) -> None:
     write_pack(tmp_path / "a" / PACK, [RUN, RUN])
     (tmp_path / "b").mkdir()

@@ -233,6 +233,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="the disk is full"):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
+    (partial,) = set(tmp_path.iterdir()) - {target}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (partial, target)} == {0o600}
     monkeypatch.undo()
     write_atomically(target, b"new")  # over what the failure left behind
     assert target.read_bytes() == b"new"
