@@ -11,6 +11,7 @@ from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean
 from cosdefense.filters import CosDefense, MultiKrum
 from cosdefense.flower import Defended
+from cosdefense.monitor import Alarms
 
 from .task import build_network, load_test_set, measure
 
@@ -29,6 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         checkpoint_dir=str(config["checkpoint-dir"]),
         quorum=int(config["quorum"]),
         deadline=float(config["deadline"]),
+        observers=[Alarms()],
     )
     defended.start(
         grid,

@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ..monitor.text import printable
+from ..runs.safe_text import printable
 
 BARS = "▁▂▃▄▅▆▇█"
 SILENT = ("late", "unsent")

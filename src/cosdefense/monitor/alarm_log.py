@@ -8,6 +8,7 @@ from typing import Any
 
 from ..runs.observer import RoundObserver
 from ..runs.records import RoundRecord
+from ..runs.safe_text import log_failure
 from .alarms import Alarm, Monitor
 from .rules import DEFAULT_RULES, Rule
 
@@ -47,5 +48,5 @@ class Alarms(RoundObserver):
         try:
             if self._on_alarm:
                 self._on_alarm(alarm)
-        except Exception:
-            log.exception("the callback for alarms failed; the run continues")
+        except Exception as error:
+            log_failure(log, error, "the callback for alarms failed; the run continues")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..runs.records import RoundRecord
+from ..runs.safe_text import printable
 from .history import RunHistory
 from .rules import DEFAULT_RULES, Rule
-from .text import printable
 
 MAX_PAST = 100  # alarms that are over
 

@@ -16,9 +16,9 @@ with missing_extra("metrics", "prometheus_client"):
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 
+from ..runs.safe_text import printable
 from .history import OTHER, RunHistory
 from .rules import DEFAULT_RULES, Rule
-from .text import printable
 
 PREFIX = "cosdefense"
 MAX_NODES = 500  # with their own labels; each costs two time series

@@ -9,7 +9,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from .text import printable
+from ..runs.safe_text import printable
 from .view import Json
 
 MAX_BYTES = 16_000_000

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runs.records import RoundRecord
+from ..runs.safe_text import printable
 from .alarms import Alarm, Monitor
 from .history import ACCEPTED, UNJUDGED, NodeHistory, get_outcomes, get_scores
 from .rules import DEFAULT_RULES, Rule
-from .text import printable
 
 Json = dict[str, Any]
 Point = list[int | float | None]  # the round, then values

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from ..runs.follow import MAX_ROUNDS, RunFollower
 from ..runs.records import NotARun, RoundRecord
 from ..runs.run_lock import LOCK, seems_held
+from ..runs.safe_text import printable
 from .rules import DEFAULT_RULES, Rule
-from .text import printable
 from .view import Json, RunView
 
 MAX_PARTS = 10_000  # of the records that one look reads

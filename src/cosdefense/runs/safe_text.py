@@ -13,6 +13,8 @@ def printable(text: object, limit: int = MAX_LENGTH) -> str:
     """On one line, without control characters and without characters that change the direction of writing."""
     shown = str(text)
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    if shown.isprintable():  # nearly always
+        return shown
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in shown)
 
 
