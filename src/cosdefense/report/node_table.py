@@ -33,11 +33,13 @@ def make_node_table(runs: Sequence[RunRecord]) -> Table | None:
 
 def _rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
     reasons: dict[int, Counter[str | None]] = defaultdict(Counter)
+    names: dict[int, str] = {}
     for record in run.rounds:
+        names |= {node: name for node, name in zip(record.clients, record.names, strict=False) if name}
         for node, reason in zip(record.clients, record.reasons, strict=False):
             reasons[node][reason] += 1
     return [
-        (str(node), _list_reasons(counts), str(counts.total()), str(counts[None]))
+        (f"{names[node]} ({node})" if node in names else str(node), _list_reasons(counts), str(counts.total()), str(counts[None]))
         for node, counts in sorted(reasons.items(), key=lambda item: (item[1][None] / item[1].total(), item[0]))
     ]
 
