@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cosdefense.report.node_table import make_node_table
@@ -27,6 +29,14 @@ def test_a_line_per_node_those_that_counted_least_first() -> None:
         ("8", "defense (1×)", "2", "1"),
         ("7", "–", "3", "3"),
     )
+
+
+def test_named_nodes_have_their_names() -> None:
+    run = federation("Krum", (None, "late"))
+    named = replace(run, rounds=tuple(replace(record, names=("hospital A", None)) for record in run.rounds))
+    found = make_node_table([named])
+    assert found is not None
+    assert [row[0] for row in found.rows] == [str(BIG), "hospital A (7)"]
 
 
 def test_several_runs_stand_one_below_the_other() -> None:

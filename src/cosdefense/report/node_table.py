@@ -39,7 +39,12 @@ def _rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
         for node, reason in zip(record.clients, record.reasons, strict=False):
             reasons[node][reason] += 1
     return [
-        (f"{names[node]} ({node})" if node in names else str(node), _list_reasons(counts), str(counts.total()), str(counts[None]))
+        (
+            f"{names[node]} ({node})" if node in names else str(node),
+            _list_reasons(counts),
+            str(counts.total()),
+            str(counts[None]),
+        )
         for node, counts in sorted(reasons.items(), key=lambda item: (item[1][None] / item[1].total(), item[0]))
     ]
 
