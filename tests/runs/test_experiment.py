@@ -83,7 +83,7 @@ def test_the_files_we_ship(path: Path) -> None:
     assert from_table(tomllib.loads(to_toml(experiment)), experiment.source) == experiment
 
 
-TARGETED = {"backdoor", "constrain-and-scale", "dba", "neurotoxin"}
+TARGETED = {"backdoor", "constrain-and-scale", "dba", "edge-case", "neurotoxin", "optimized-trigger"}
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ MISTAKES = [
     ("[schedule]\nattack_start = -3", "schedule: rounds count from 0, got -3"),
     (
         "[[attacks]]\nname = 'ipm'",
-        "attack 'ipm' is unknown: choose from adaptive, alie, backdoor, camouflage, constrain-and-scale, dba,",
+        "attack 'ipm' is unknown: choose from adapsim, adaptive, alie, backdoor, camouflage, constrain-and-scale, dba,",
     ),
     ("[[attacks]]\nepsilon = 1", "attack needs a name"),
     (

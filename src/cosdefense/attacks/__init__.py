@@ -1,5 +1,6 @@
 """Attacks are what malicious clients do: to their data before training, to their updates after it."""
 
+from .adap_sim import AdapSim
 from .adaptive import Adaptive
 from .alie import ALIE
 from .attack import Attack, TrainingPlan
@@ -7,6 +8,7 @@ from .backdoor import Backdoor
 from .camouflage import Camouflage
 from .constrain_and_scale import ConstrainAndScale
 from .dba import DBA
+from .edge_case import EdgeCase
 from .explicit_boosting import ExplicitBoosting
 from .inner_product import InnerProduct
 from .krum_poisoning import KrumPoisoning
@@ -19,6 +21,7 @@ from .mpaf import MPAF
 from .neurotoxin import Neurotoxin
 from .noise import Noise
 from .noise_camouflage import NoiseCamouflage
+from .optimized_trigger import OptimizedTrigger
 from .orthogonal_inner_product import OrthogonalInnerProduct
 from .poisoned_buffers import PoisonedBuffers
 from .poisoned_fl import PoisonedFL
@@ -33,11 +36,13 @@ __all__ = [
     "DBA",
     "MPAF",
     "ROP",
+    "AdapSim",
     "Adaptive",
     "Attack",
     "Backdoor",
     "Camouflage",
     "ConstrainAndScale",
+    "EdgeCase",
     "ExplicitBoosting",
     "InnerProduct",
     "KrumPoisoning",
@@ -49,6 +54,7 @@ __all__ = [
     "Neurotoxin",
     "Noise",
     "NoiseCamouflage",
+    "OptimizedTrigger",
     "OrthogonalInnerProduct",
     "PoisonedBuffers",
     "PoisonedFL",

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..core import ClientHook, Cohort, Defense, Layout, State
+from ..core import ClientHook, Cohort, Defense, Layout, Loss, State
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Attack:
     # False: `forge` ignores the malicious clients' own updates in every round with an honest client. The simulator
     # then does not train malicious clients.
     needs_local_training: ClassVar[bool] = True
+    # True: the simulator calls `with_model` in every round with malicious clients, before they train.
+    needs_model: ClassVar[bool] = False
 
     def init(self) -> State:
         """Return the state before the first round."""
@@ -56,6 +58,26 @@ class Attack:
             The attack and the state to call `forge` with.
         """
         return self, state
+
+    def with_model(
+        self, loss: Loss, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], state: State
+    ) -> tuple[Attack, State]:
+        """Give the attack access to the global model and to the malicious clients' own data, before they train.
+
+        Args:
+            loss: The loss of the global model. It can be differentiated with respect to the images.
+            images: Images of the malicious clients of the round. Pixels are in [0, 1].
+            labels: Their labels.
+            state: The state of the attack.
+
+        Returns:
+            The attack to call `poison` with, and the new state.
+        """
+        return self, state
+
+    def with_state(self, state: State) -> Attack:
+        """The attack to call `prepare_evaluation` with."""
+        return self
 
     def poison(
         self,

@@ -56,12 +56,14 @@ HOOKS: dict[str, type[ClientHook]] = {
 }
 ATTACKS: dict[str, type[Attack]] = {
     "none": attacks.Attack,
+    "adapsim": attacks.AdapSim,
     "adaptive": attacks.Adaptive,
     "alie": attacks.ALIE,
     "backdoor": attacks.Backdoor,
     "camouflage": attacks.Camouflage,
     "constrain-and-scale": attacks.ConstrainAndScale,
     "dba": attacks.DBA,
+    "edge-case": attacks.EdgeCase,
     "explicit-boosting": attacks.ExplicitBoosting,
     "inner-product": attacks.InnerProduct,
     "krum-poisoning": attacks.KrumPoisoning,
@@ -74,6 +76,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "neurotoxin": attacks.Neurotoxin,
     "noise": attacks.Noise,
     "noise-camouflage": attacks.NoiseCamouflage,
+    "optimized-trigger": attacks.OptimizedTrigger,
     "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
     "poisoned-buffers": attacks.PoisonedBuffers,
     "poisonedfl": attacks.PoisonedFL,

@@ -127,7 +127,8 @@ def _evaluate(record: RoundRecord, round_: Round, cell: Experiment, world: World
     (attack,), profiler = cell.attacks, Profiler(world.labels.device)
     with profiler.measure("evaluate"):
         result = evaluate(
-            world.task, round_.after.params, test.test_images, test.test_labels, attack.part, world.n_classes,
+            world.task, round_.after.params, test.test_images, test.test_labels,
+            attack.part.with_state(round_.after.attack_state), world.n_classes,
             adversary=_adversary(cell), batch_statistics=cell.training.batch_statistics,
         )  # fmt: skip
     return replace(

@@ -19,6 +19,26 @@ from .world import World
 CHUNK, GPU_CHUNK = 128 << 20, 512 << 20  # bytes of images, or of new updates, at a time: rounds may be large
 
 
+def show_model(
+    world: World,
+    attack: Attack,
+    state: State,
+    params: Float[Tensor, " d"],
+    malicious_clients: Int[Tensor, " m"],
+    *,
+    steps: int,
+    batch: int,
+    seed: int,
+    number: int,
+) -> tuple[Attack, State]:
+    """Give the attack the global model and samples of its clients in round `number`, if it needs them."""
+    if not attack.needs_model or not len(malicious_clients):
+        return attack, state
+    rows = world.draw_rows(malicious_clients, steps, batch, generator(seed, "model", number))
+    images, labels = world.gather(rows)
+    return attack.with_model(partial(world.task.loss, params), images.flatten(0, 2), labels.flatten(0, 2), state)
+
+
 def train_round(
     updates: Float[Tensor, "n d"],
     world: World,

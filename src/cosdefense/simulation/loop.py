@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attacks import Attack
 from ..catalog.presets import fedavg
 from ..core import Cohort, Defense, State, Verdict, derive, generator, use_seed
-from .client_training import train_round
+from .client_training import show_model, train_round
 from .oracle import Oracle
 from .profiling import Profiler
 from .schedule import Schedule
@@ -81,8 +81,12 @@ def simulate(
         with profiler.measure("train"), use_seed(derive(seed, "training", number), device):
             hooks = defense.hooks if defending else ()
             updates = allocate_updates(sampled, params, max_update_memory)
+            poisoning, attack_state = show_model(
+                world, attack, attack_state, params, clients[malicious],
+                steps=local_steps, batch=batch, seed=seed, number=number,
+            )  # fmt: skip
             train_round(
-                updates, world, attack, attack_state, hooks, params, clients, malicious,
+                updates, world, poisoning, attack_state, hooks, params, clients, malicious,
                 steps=local_steps, batch=batch, seed=seed, number=number,
             )  # fmt: skip
         malicious_rows = malicious.nonzero().flatten().tolist()
