@@ -235,6 +235,32 @@ def test_an_unsent_message_does_not_affect_the_other_nodes(error: Exception | No
     assert get_reasons(defended) == ["unsent"] * 3
 
 
+def test_messages_are_pushed_together() -> None:
+    """Every push digests the whole model."""
+    sizes: list[int] = []
+
+    class Counting(LocalGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            sizes.append(len(messages))
+            return super().push_messages(messages)
+
+    Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL).start(Counting(honest), record(model()), num_rounds=1)
+    assert sizes == [8, 8]  # to train, to evaluate
+
+
+def test_a_push_may_take_longer_than_the_superlink_may_be_silent() -> None:
+    class Slow(LocalGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            time.sleep(0.5)
+            return super().push_messages(messages)
+
+    limits = PullLimits(silence=0.3)
+    defended = Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL, pull_limits=limits)
+    defended.start(Slow(honest), record(model()), num_rounds=1)
+    assert get_reasons(defended) == []
+
+
 def test_an_unreachable_transport_ends_the_run() -> None:
     """Otherwise all remaining rounds would be skipped within a second."""
     defended = Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL, deadline=30.0)
@@ -268,7 +294,7 @@ class Killed(LocalGrid):
             HANG.wait()
 
 
-@pytest.mark.parametrize(("request_kind", "n"), [("nodes", 3), ("push", 11), ("pull", 11)])  # in the second round
+@pytest.mark.parametrize(("request_kind", "n"), [("nodes", 4), ("push", 2), ("pull", 11)])  # in the second round
 @pytest.mark.parametrize("deadline", [0.1, 60.0])  # the round ends before the server has noticed, or not
 def test_a_server_without_a_superlink_stops_and_writes_nothing(
     request_kind: str, n: int, deadline: float, tmp_path: Path

@@ -52,7 +52,9 @@ class GuardedGrid(Grid):
         return call_with_limit(self._inner.get_nodes, self._limits.silence)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return call_with_limit(lambda: list(self._inner.push_messages(messages)), self._limits.silence)
+        return call_with_limit(
+            lambda: list(self._inner.push_messages(messages)), self._limits.silence, check=self.get_node_ids
+        )
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._inner.pull_messages(message_ids)
@@ -98,25 +100,38 @@ class GuardedGrid(Grid):
             self._threads.last_answer = time.monotonic()
 
     def _push(self, messages: Iterable[Message]) -> dict[str, int]:
-        """Message id → node. One push per message: a message that cannot be sent does not affect the others."""
+        """Message id → node. All at once, because every push digests the whole model; if that fails, one by one.
+
+        So a message that cannot be sent does not affect the others.
+        """
+        messages = list(messages)
         sent: dict[str, int] = {}
         failure: Exception | None = None
-        for message in messages:
+        for message, pushed in zip(messages, self._push_together(messages), strict=True):
             node = message.metadata.dst_node_id
-            try:
-                message_ids = list(self.push_messages([message]))
-            except SuperLinkLost:
-                raise
-            except Exception as error:
-                failure, message_ids = error, []
-                self.rejected.append(Rejection(node, Reason.UNSENT, quote_error(error)))
+            if isinstance(pushed, Exception):
+                failure = pushed
+                self.rejected.append(Rejection(node, Reason.UNSENT, quote_error(pushed)))
+            elif pushed:
+                sent[pushed] = node
             else:
-                if not message_ids or not message_ids[0]:
-                    self.rejected.append(Rejection(node, Reason.UNSENT, "the transport did not accept the message"))
-            sent.update({message_id: node for message_id in message_ids[:1] if message_id})
+                self.rejected.append(Rejection(node, Reason.UNSENT, "the transport did not accept the message"))
         if failure and not sent:
             raise failure  # the transport is gone: stop instead of skipping all remaining rounds
         return sent
+
+    def _push_together(self, messages: list[Message]) -> list[str | Exception | None]:
+        """A message id, nothing or an error for each of them."""
+        try:
+            message_ids = list(self.push_messages(messages)) if messages else []
+            if len(message_ids) == len(messages):
+                return [*message_ids]
+        except SuperLinkLost:
+            raise
+        except Exception as error:
+            if len(messages) == 1:
+                return [error]
+        return [None] if len(messages) == 1 else [self._push_together([message])[0] for message in messages]
 
 
 def get_next_poll(now: float, start: float, n_waiting: int, limits: PullLimits) -> float:

@@ -139,8 +139,11 @@ class _PullThread(threading.Thread):
             return error
 
 
-def call_with_limit(function: Callable[[], T], seconds: float) -> T:
-    """The result of a request to the SuperLink. Flower repeats failed requests forever, so it may never come."""
+def call_with_limit(function: Callable[[], T], seconds: float, check: Callable[[], object] | None = None) -> T:
+    """The result of a request to the SuperLink. Flower repeats failed requests forever, so it may never come.
+
+    A request that may take longer, because a model is sent, has a `check` that raises if there is no SuperLink.
+    """
     results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def call() -> None:
@@ -150,10 +153,14 @@ def call_with_limit(function: Callable[[], T], seconds: float) -> T:
             results.put((None, error))
 
     threading.Thread(target=call, name=THREAD_NAME, daemon=True).start()
-    try:
-        result, error = results.get(timeout=seconds)
-    except queue.Empty:
-        raise SuperLinkLost(f"the SuperLink has not answered a request for {seconds:g} seconds") from None
+    while True:
+        try:
+            result, error = results.get(timeout=seconds)
+            break
+        except queue.Empty:
+            if check is None:
+                raise SuperLinkLost(f"the SuperLink has not answered a request for {seconds:g} seconds") from None
+            check()
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
