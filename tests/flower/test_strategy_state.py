@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from federations import content, model, reply, send_round, to_arrays, trained
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam
 from malformed import TARGET, honest_body
 from strategies import NODES, STRATEGIES
 
-from cosdefense import Cohort, Filter, Judgment, MissingTrustedData, UnknownLayer
+from cosdefense import Cohort, Defense, Filter, Judgment, MissingTrustedData, UnknownLayer
+from cosdefense.aggregators import Mean
 from cosdefense.filters import Clip, CosDefense, FLTrust, FoolsGold
-from cosdefense.flower import Defended
-from cosdefense.flower.strategy_state import pack_strategy
+from cosdefense.flower import Defended, Reason
+from cosdefense.flower.strategy_state import pack_strategy, restore_on_failure
 
 ACCEPT_ALL = Clip(1e9)
 
@@ -33,21 +35,80 @@ def pack_state(defended: Defended) -> Any:
     return packed.attributes, [tensor.numpy().tobytes() for tensor in packed.tensors.values()]
 
 
+HUGE = {TARGET: np.full((3, 6), 1e30, np.float32)}
+
+
 @pytest.mark.filterwarnings("ignore:overflow")  # from numpy, in a result that is discarded
 def test_a_momentum_that_would_be_infinite_is_restored() -> None:
-    """FedAdam squares: one client at 1e30 would freeze the model, although all its numbers stay finite."""
-    defended = Defended(FedAdam(**NODES), Clip(1e34), seed=1)
+    """FedAdam squares: two clients at 1e30 would freeze the model, although all its numbers stay finite."""
+    defended = Defended(FedAdam(**NODES), Clip(1e34), seed=1, max_norm_ratio=None)
     messages = send_round(defended, model())
     before = pack_state(defended)
-    huge = np.full((3, 6), 1e30, np.float32)
-    arrays, metrics = defended.aggregate_train(1, replies_with(messages, {3: {TARGET: huge}}))
+    arrays, metrics = defended.aggregate_train(1, replies_with(messages, {3: HUGE, 5: HUGE}))
     assert arrays is None
     assert metrics is not None
     assert metrics["cosdefense-skipped"] == 1
     assert defended.record is not None
     assert "FedAdam.v_t would not be finite" in str(defended.record.skipped)
+    assert set(defended.record.reasons) == {None}
     assert pack_state(defended) == before
     assert defended.aggregate_train(1, replies_with(messages, {}))[0] is not None
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("strategy", ["FedAdam", "FedAdagrad", "FedYogi"])
+def test_the_update_that_makes_a_result_infinite_is_dropped_and_named(strategy: str) -> None:
+    """The others are aggregated again: the result equals that of a round without the node."""
+    results = []
+    for change in ({3: HUGE}, None):
+        defended = Defended(STRATEGIES[strategy](), Clip(1e34), seed=1, max_norm_ratio=None)
+        messages = send_round(defended, model())
+        replies = replies_with(messages, change or {})
+        arrays, metrics = defended.aggregate_train(1, replies if change else replies[:3] + replies[4:])
+        assert arrays is not None
+        assert metrics is not None
+        assert defended.record is not None
+        if change:
+            reasons = dict(zip(defended.record.clients, defended.record.reasons, strict=True))
+            assert reasons[messages[3].metadata.dst_node_id] == Reason.RESULT
+            assert metrics["cosdefense-rejected-result"] == 1
+        results.append(([array.data for array in arrays.values()], pack_state(defended)))
+    assert results[0] == results[1]
+
+
+def test_a_record_that_a_strategy_empties_is_restored() -> None:
+    """QFedAvg empties its copy of the model while it aggregates."""
+    strategy = STRATEGIES["QFedAvg"]()
+    send_round(strategy, model())
+    arrays: ArrayRecord = vars(strategy)["current_arrays"]
+    with pytest.raises(KeyError), restore_on_failure(strategy):
+        [arrays.pop(name) for name in (*model(), "none")]
+    assert list(vars(strategy)["current_arrays"]) == list(model())
+
+
+@dataclass(frozen=True)
+class Cancelling(Filter):
+    """Signed weights that nearly cancel: the weighted mean is far longer than all updates."""
+
+    def __call__(self, cohort: Cohort, state: Any) -> tuple[Judgment, Any]:
+        weights = torch.ones(len(cohort), dtype=cohort.weights.dtype)
+        if len(cohort) == 8:
+            longest = int(cohort.trainable().norm(dim=1).argmax())
+            weights[longest] = -6.999
+        return Judgment(torch.zeros(len(cohort)), weights), (state or 0) + 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_far_beyond_all_updates_is_refused(whole: bool) -> None:
+    defense = Defense((Cancelling(),), Mean())
+    defended = Defended(STRATEGIES["FedAvg"](), defense if whole else Cancelling(), seed=1)
+    start = model()
+    arrays, _ = defended.aggregate_train(1, replies_with(send_round(defended, start), {}))
+    assert arrays is not None
+    assert np.abs(to_arrays(arrays)[TARGET] - start[TARGET]).max() < 0.1
+    assert defended.record is not None
+    assert list(defended.record.reasons).count(Reason.RESULT) == 1
+    assert defended.state[0] == 1  # the defense has seen one round
 
 
 def test_the_state_of_a_nested_strategy_is_restored_too() -> None:
@@ -128,7 +189,7 @@ def test_an_unknown_head_is_refused_before_training() -> None:
 
 def test_updates_changed_by_a_filter_reach_the_strategy() -> None:
     start = model()
-    defended = Defended(STRATEGIES["FedAvg"](), Clip(0.01))
+    defended = Defended(STRATEGIES["FedAvg"](), Clip(0.01), max_norm_ratio=None)
     messages = send_round(defended, start)
     arrays, _ = defended.aggregate_train(1, replies_with(messages, {0: {TARGET: np.full((3, 6), 50, np.float32)}}))
     assert arrays is not None

@@ -10,7 +10,6 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from ..ops import median
-from .arrays import NDArray
 from .reply_checks import ValidReply
 from .sent_model import SentModel
 from .strategy_state import walk_strategies
@@ -24,7 +23,7 @@ PRIVATE = (
 )
 
 
-def combine_buffers(model: SentModel, replies: Sequence[ValidReply]) -> dict[str, NDArray]:
+def combine_buffers(model: SentModel, replies: Sequence[ValidReply]) -> dict[str, Array]:
     """The new buffers by name, in the dtypes of the model: the median over all replies, rejected ones included."""
     model = model.only([name for name, _ in model.layout.shapes if name not in model.layout.trainable])
     if not model.layout.size:
@@ -33,12 +32,14 @@ def combine_buffers(model: SentModel, replies: Sequence[ValidReply]) -> dict[str
     combined = {}
     for name, tensor in model.layout.unflatten(vector).items():
         values = tensor.numpy().astype(model.arrays[name].dtype)
-        combined[name] = np.maximum(values, 0) if name.endswith("running_var") else values
+        combined[name] = Array(np.maximum(values, 0) if name.endswith("running_var") else values)
     return combined
 
 
-def replace_buffers(record: ArrayRecord, buffers: Mapping[str, NDArray]) -> ArrayRecord:
-    return ArrayRecord({name: Array(buffers[name]) if name in buffers else array for name, array in record.items()})
+def set_buffers(record: ArrayRecord, buffers: Mapping[str, Array]) -> None:
+    """In place: a new record would construct all its arrays again."""
+    for name, array in buffers.items():
+        record[name] = array
 
 
 def is_private(strategy: Strategy) -> bool:

@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import logging
-import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..aggregators import Mean
 from ..core import (
-    Cohort,
     Defense,
     Filter,
-    Judged,
-    MissingTrustedData,
     State,
     TrustedData,
-    UnknownLayer,
-    Verdict,
-    derive,
 )
 from ..runs.observer import RoundObserver, RoundObservers
 from ..runs.records import RoundRecord
-from ..runs.safe_text import log_failure, printable
+from ..runs.safe_text import log_failure
 from .arrays import count_bytes, to_numpy
-from .buffers import combine_buffers, is_private, replace_buffers
-from .node_ids import to_signed
+from .buffers import is_private
+from .global_generators import seed_global_generators
 from .node_names import Names, NodeNames
+from .norm_guard import MAX_RATIO, NormGuard
 from .pull_threads import PullLimits
-from .reasons import Rejection, quote_error
+from .reasons import Rejection
 from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
 from .reply_conversion import ReplyConverter, build_metrics_message
-from .round_log import log_checked, log_verdict
-from .round_record import build_evaluate_metrics, build_record, build_train_metrics
+from .round_log import log_checked
+from .round_record import build_evaluate_metrics
 from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics
 from .strategy_state import describe_strategy, fingerprint_strategy, restore_on_failure
+from .training_round import TrainingRound
 
 log = logging.getLogger("flwr")
 
@@ -68,6 +60,7 @@ class Defended(Strategy):
         checkpoint_dir: Path | str | None = None,
         weigh_by_examples: bool = False,
         max_examples: float = 10_000.0,
+        max_norm_ratio: float | None = MAX_RATIO,
         seed: int | None = None,
         observers: Sequence[RoundObserver] = (),
         pull_limits: PullLimits | None = None,
@@ -91,6 +84,7 @@ class Defended(Strategy):
         # Decides which nodes are sampled and which noise is drawn, so it must stay secret.
         self.seed, self.has_own_seed = secrets.randbits(62) if seed is None else seed, seed is not None
         self.constructed = fingerprint_strategy(strategy)  # to tell its settings from its state
+        self.norm_guard = NormGuard(max_norm_ratio)
         self.state: State = self.defense.init()
         self.record: RoundRecord | None = None  # of the last aggregated round
         self._converter: ReplyConverter | None = None  # for the model that was sent last
@@ -100,10 +94,11 @@ class Defended(Strategy):
     def summary(self) -> None:
         log.info("\t├──> Defended by %s", self.defense)
         log.info(
-            "\t│\t└── quorum %d | deadline %s | weigh by examples: %s",
+            "\t│\t└── quorum %d | deadline %s | weigh by examples: %s | largest ratio of norms: %s",
             self.quorum,
             self.deadline,
             self.weigh_by_examples,
+            self.norm_guard.max_ratio,
         )
         self.strategy.summary()
 
@@ -112,7 +107,7 @@ class Defended(Strategy):
     ) -> Iterable[Message]:
         """As the wrapped strategy. The messages are kept: replies are compared with them."""
         self._converter = ReplyConverter.of(self.strategy, to_numpy(arrays), self.head)
-        with _seed_global_generators(self.seed, "train", server_round):
+        with seed_global_generators(self.seed, "train", server_round):
             self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.names.look_up(grid, [message.metadata.dst_node_id for message in self._sent])
         self.n_bytes = {"train-sent": len(self._sent) * count_bytes(arrays)}
@@ -121,7 +116,7 @@ class Defended(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with _seed_global_generators(self.seed, "evaluate", server_round):
+        with seed_global_generators(self.seed, "evaluate", server_round):
             self._sent = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
         self.n_bytes["evaluate-sent"] = len(self._sent) * count_bytes(arrays)
         return self._sent
@@ -137,33 +132,19 @@ class Defended(Strategy):
         converter = self._converter
         checked = self._check(replies, converter.model, missing)
         self.n_bytes["train-received"] = checked.n_bytes
-        if len(checked.valid) < self.quorum:
-            return self._skip(checked, f"{len(checked.valid)} usable replies, the quorum is {self.quorum}")
-        cohort = self._build_cohort(converter, checked.valid, server_round)
-        try:
-            judged, verdict, self.state = self.defense.run_round(cohort, self.state, combine=self.defense_aggregates)
-        except (MissingTrustedData, UnknownLayer):  # not caused by any client
-            raise
-        except Exception as error:  # numbers that a rule cannot handle skip the round, they do not end the run
-            log_failure(log, error, "%s could not judge round %d", self.defense, server_round)
-            return self._skip(checked, f"the defense failed: {quote_error(error)}")
-        if verdict.skipped:
-            return self._skip(checked, verdict.skipped, verdict)
-        return self._delegate(server_round, converter, checked, judged, verdict)
+        return TrainingRound(self, server_round, converter).aggregate(checked)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message], missing: Sequence[Rejection] = ()
     ) -> MetricRecord | None:
         """The same checks. All valid replies count."""
         checked, key = self._check(replies, None, missing), StrategyMetrics.of(self.strategy).weight
-        messages = [
-            build_metrics_message(reply, reply.metrics, key, self._get_weight(reply)) for reply in checked.valid
-        ]
+        messages = [build_metrics_message(reply, reply.metrics, key, self.get_weight(reply)) for reply in checked.valid]
         metrics: MetricRecord | None = None
         try:
             if messages:
                 with (
-                    _seed_global_generators(self.seed, "aggregate-evaluate", server_round),
+                    seed_global_generators(self.seed, "aggregate-evaluate", server_round),
                     restore_on_failure(self.strategy),
                 ):
                     metrics = self.strategy.aggregate_evaluate(server_round, messages)
@@ -204,66 +185,20 @@ class Defended(Strategy):
             reads = StrategyMetrics(reads.weight)
         checked = check_replies(replies, Request.of(self._sent, model, reads))
         checked.rejected += missing
+        if model is not None:
+            self._reject_by_norm(checked, model)
         step = "aggregate_evaluate" if model is None else "aggregate_train"
         log_checked(step, len(checked.valid), checked.rejected, self.names)
         return checked
 
-    def _build_cohort(self, converter: ReplyConverter, replies: Sequence[ValidReply], server_round: int) -> Cohort:
-        """If the wrapped strategy aggregates, rows hold only the tensors that the filters look at."""
-        names = None if self.defense_aggregates else self.defense.select_layers(converter.layout)
-        model = converter.model.only(names)
-        return Cohort.of(
-            model.compute_updates([reply.arrays for reply in replies]),
-            model.params,
-            model.layout,
-            torch.tensor([to_signed(reply.node) for reply in replies]),
-            weights=torch.tensor([self._get_weight(reply) for reply in replies], dtype=torch.float64),
-            seed=derive(self.seed, "defense", server_round),
-            trusted_data=self.trusted_data,
-        )
+    def _reject_by_norm(self, checked: CheckedReplies, model: SentModel) -> None:
+        self.norm_guard.reject_long(checked, model)
+        if is_private(self.strategy) and not self.defense_aggregates:
+            self.norm_guard.reject_short(checked)
 
-    def _get_weight(self, reply: ValidReply) -> float:
+    def get_weight(self, reply: ValidReply) -> float:
+        """How much a reply counts before the defense judges it."""
         return min(reply.examples, float(self.max_examples)) if self.weigh_by_examples else 1.0
-
-    def _delegate(
-        self, server_round: int, converter: ReplyConverter, checked: CheckedReplies, judged: Judged, verdict: Verdict
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the wrapped strategy aggregate the accepted replies, or the aggregate of the defense."""
-        replies = {to_signed(reply.node): reply for reply in checked.valid}
-        kept = judged.remaining.weights != 0  # `judged.accepted` would copy their rows
-        accepted = [replies[client] for client in judged.remaining.clients[kept].tolist()]
-        if self.defense_aggregates:
-            weights, params = judged.remaining.weights[kept].tolist(), converter.params + verdict.update
-            messages = [converter.to_combined_message(accepted, weights, params)]
-        else:
-            messages = converter.to_messages(accepted, judged)
-        buffers = combine_buffers(converter.model, checked.valid) if self.defense.combines_buffers else {}
-        for message in messages if buffers else ():
-            message.content[converter.arrays_key] = replace_buffers(message.content[converter.arrays_key], buffers)
-        name = describe_strategy(self.strategy)
-        try:
-            with _seed_global_generators(self.seed, "aggregate", server_round), restore_on_failure(self.strategy):
-                arrays, metrics = self.strategy.aggregate_train(server_round, messages)
-                model = None if arrays is None else converter.to_model(arrays)
-        except Exception as error:
-            log_failure(log, error, "%s could not aggregate round %d", name, server_round)
-            return self._skip(checked, f"the wrapped strategy failed: {quote_error(error)}", verdict)
-        if model is None:
-            return self._skip(checked, f"{name} returned no model", verdict)
-        if buffers and not is_private(self.strategy):  # server optimizers are made for weights, not for statistics
-            model = replace_buffers(model, buffers)
-        return model, self._record_round(checked, verdict, None, metrics)
-
-    def _skip(self, checked: CheckedReplies, reason: str, verdict: Verdict | None = None) -> tuple[None, MetricRecord]:
-        log.warning("round skipped, the model stays as it is: %s", printable(reason))
-        return None, self._record_round(checked, verdict, reason, None)
-
-    def _record_round(
-        self, checked: CheckedReplies, verdict: Verdict | None, skipped: str | None, metrics: MetricRecord | None
-    ) -> MetricRecord:
-        self.record = build_record(checked, verdict, skipped)
-        log_verdict(self.record, self.names)  # rejections before the defense were logged when they were found
-        return build_train_metrics(self.record, metrics)
 
 
 def _refuse_hooks(defense: Defense) -> None:
@@ -273,16 +208,3 @@ def _refuse_hooks(defense: Defense) -> None:
             f"Defended cannot run client hooks, got {names}: hooks run while clients train, and this is the server. "
             "Run them in the training code of your ClientApp, and pass a Defense without hooks"
         )
-
-
-@contextmanager
-def _seed_global_generators(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Strategies draw from Python's and numpy's global generators. Seeded here, their state need not be saved."""
-    before, numpy_before = random.getstate(), np.random.get_state()
-    random.seed(derive(seed, *purpose))
-    np.random.seed(derive(seed, *purpose) % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(numpy_before)

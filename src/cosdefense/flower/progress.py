@@ -18,6 +18,7 @@ from ..core import pack, unpack
 from ..runs.checkpoint import Checkpoint, DamagedCheckpoint
 from .arrays import ArraySpec, NDArray, get_specs, to_numpy
 from .metric_histories import HistoryError, decode_histories, encode_histories
+from .norm_guard import read_median
 from .reasons import quote_error
 from .strategy_state import describe_strategy, pack_strategy, restore_strategy
 
@@ -51,7 +52,7 @@ def to_checkpoint(progress: Progress, defended: Defended) -> Checkpoint:
     metadata = {
         "array_names": list(model), "seed": defended.seed, "settings": _get_settings(defended),
         "strategy": strategy.attributes, "constructed": defended.constructed, "state": state,
-        "metrics": encode_histories(progress.result),
+        "median_norm": defended.norm_guard.median, "metrics": encode_histories(progress.result),
     }  # fmt: skip
     return Checkpoint(progress.n_rounds, tensors, metadata)
 
@@ -76,14 +77,14 @@ def restore_progress(
         arrays = ArrayRecord({name: Array(tensors[f"{MODEL}{name}"].numpy()) for name in saved["array_names"]})
         histories = decode_histories(saved["metrics"], checkpoint.next_round)
         state = unpack(saved["state"], _select(tensors, STATE), defended.defense.init())
-        seed = int(saved["seed"])
+        seed, median_norm = int(saved["seed"]), read_median(saved["median_norm"])
         _check_model(to_numpy(arrays), specs, path)
         changes = restore_strategy(
             defended.strategy, saved["strategy"], _select(tensors, STRATEGY), defended.constructed, saved["constructed"]
         )
     except (KeyError, TypeError, AttributeError, OverflowError, HistoryError) as error:
         raise DamagedCheckpoint(f"{path} does not hold the state of a federation: {quote_error(error)}") from error
-    defended.state = state
+    defended.state, defended.norm_guard.median = state, median_norm
     if not defended.has_own_seed:
         defended.seed = seed
     elif defended.seed != seed:

@@ -24,6 +24,8 @@ class Reason(StrEnum):
     NOT_FINITE = "not-finite"
     METRICS = "metrics"  # metrics that are not finite, or not those that most clients send
     EXAMPLES = "examples"  # the number of examples is not a finite positive number
+    NORM = "norm"  # the update is far longer than those of the other nodes and of earlier rounds
+    RESULT = "result"  # the longest update of a round whose result was usable only without it
     DEFENSE = "defense"  # well formed, but rejected by the defense
 
 

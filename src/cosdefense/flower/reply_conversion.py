@@ -18,6 +18,7 @@ from .arrays import NDArray
 from .reply_checks import ValidReply
 from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics, get_arrays_key
+from .strategy_state import UnusableResultError
 
 METRICS = "metrics"  # the record of metrics in rebuilt messages
 
@@ -97,7 +98,7 @@ class ReplyConverter:
             with np.errstate(over="ignore"):  # too large for the model's dtype becomes infinity, which is refused below
                 values = array.astype(own.dtype, copy=False)
             if not np.isfinite(values).all():
-                raise ValueError(f"{name} is not finite")
+                raise UnusableResultError(f"{name} is not finite")
             if name.endswith("running_var"):  # filters do not look at buffers, and a negative variance gives NaN
                 values = np.maximum(values, 0)
             fitted[name] = record[name] if values is array else Array(np.asarray(values))

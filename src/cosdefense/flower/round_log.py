@@ -35,8 +35,13 @@ def log_metrics(what: str, metrics: Any) -> None:
 def log_checked(step: str, n_valid: int, rejected: list[Rejection], names: NodeNames) -> None:
     """One line about all replies, and one for each that was rejected before the defense."""
     log.info("%s: %d of %d replies are valid", step, n_valid, n_valid + len(rejected))
-    for node, reason, detail in rejected:
-        log.warning("reply of %s rejected (%s): %s", names.label(node), reason, printable(detail))
+    for rejection in rejected:
+        log_rejection(rejection, names)
+
+
+def log_rejection(rejection: Rejection, names: NodeNames) -> None:
+    node, reason, detail = rejection
+    log.warning("reply of %s rejected (%s): %s", names.label(node), reason, printable(detail))
 
 
 def log_verdict(record: RoundRecord, names: NodeNames) -> None:

@@ -169,21 +169,32 @@ def describe_strategy(strategy: AnyStrategy) -> str:
     return type(strategy).__name__ + "".join(f"({describe_strategy(value)})" for value in inner)
 
 
+class UnusableResultError(ValueError):
+    """What a strategy returned or keeps is not finite, or far from all accepted updates."""
+
+
 @contextmanager
 def restore_on_failure(strategy: AnyStrategy) -> Iterator[None]:
     """Restore the attributes of a strategy if the block raises, or if they would no longer be finite."""
-    before = [(owner, dict(vars(owner))) for owner in walk_strategies(strategy)]
+    before = [
+        (owner, {name: _copy(value) for name, value in vars(owner).items()}) for owner in walk_strategies(strategy)
+    ]
     try:
         yield
         for owner in walk_strategies(strategy):
             for name, value in vars(owner).items():
                 if not _is_finite(value):
-                    raise ValueError(f"{type(owner).__name__}.{name} would not be finite from now on")
+                    raise UnusableResultError(f"{type(owner).__name__}.{name} would not be finite from now on")
     except BaseException:
         for owner, attributes in before:
             vars(owner).clear()
             vars(owner).update(attributes)
         raise
+
+
+def _copy(value: Any) -> Any:
+    """A shallow copy of what a strategy may change in place: QFedAvg empties its record of arrays."""
+    return value.copy() if isinstance(value, ArrayRecord | list | dict) else value
 
 
 def walk_strategies(strategy: AnyStrategy) -> Iterator[AnyStrategy]:
