@@ -73,7 +73,7 @@ def test_rejections_name_node_reason_and_score(lines: list[str], tmp_path: Path)
         node = message.metadata.dst_node_id
         if message.metadata.message_type == "train" and node == NODES[0]:
             start = to_arrays(message.content["arrays"])
-            return reply(message, content(trained(start, node, size=-9.0), {"loss": 1.0, "num-examples": 1}))
+            return reply(message, content(trained(start, node, size=-0.9), {"loss": 1.0, "num-examples": 1}))
         return reply(message, error=Error(0, "no disk")) if node == NODES[1] else honest(message)
 
     names = {NODES[0]: "hospital A", str(NODES[1]): "hospital B"}
