@@ -17,7 +17,7 @@ MAX_NUMBERS = 10_000  # in all lists of a reply
 MAX_LOSS_RATIO = 100.0  # between a loss and the median of the round, where a strategy computes with the loss
 
 
-def read_metrics(record: Mapping[str, Any], reads: StrategyMetrics) -> tuple[float, dict[str, Metric]]:
+def read_metrics(record: Any, reads: StrategyMetrics) -> tuple[float, dict[str, Metric]]:
     """The number of examples, and the other metrics in the order of their names."""
     _check_size(record)
     metrics: dict[str, Any] = dict(sorted(record.items()))
@@ -30,7 +30,7 @@ def read_metrics(record: Mapping[str, Any], reads: StrategyMetrics) -> tuple[flo
     return examples, metrics
 
 
-def _check_size(record: Mapping[str, Any]) -> None:
+def _check_size(record: Any) -> None:
     """Before anything is copied: a reply may hold millions of names or numbers."""
     if len(record) > MAX_METRICS:
         raise BadReply(Reason.METRICS, f"needs at most {MAX_METRICS} metrics, got {len(record)}")
