@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterable
@@ -385,6 +386,13 @@ def test_an_interrupted_round_does_not_change_what_is_resumed(tmp_path: Path) ->
     assert [a.data for a in result.arrays.values()] == [a.data for a in expected.arrays.values()]
 
 
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two") / "rounds"
+    run("FedAdam", folder, rounds=2)
+    return folder
+
+
 def change_checkpoint(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], int | None]) -> None:
     """Write a checkpoint with a valid digest that no run would write."""
     path = folder / "checkpoint.safetensors"
@@ -419,17 +427,17 @@ def add_history(entry: list[Any]) -> Callable[[dict[str, Any], dict[str, Any]], 
         (lambda metadata, _: metadata["strategy"].update({"__class__": 1}), "holds '__class__', which no strategy has"),
         (lambda metadata, _: metadata["strategy"].update({"a.b": 1}), "holds 'a.b', which no strategy has"),
     ],
-
 )  # fmt: skip
 def test_a_checkpoint_that_no_run_has_written_is_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], int | None], message: str
+    two_rounds: Path, tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], int | None], message: str
 ) -> None:
     """Its digest is right, as in a file that somebody has forged."""
-    run("FedAdam", tmp_path, rounds=2)
-    change_checkpoint(tmp_path, change)
-    assert_refused(tmp_path, message, (DamagedCheckpoint, DamagedRecords, ValueError), defended("FedAdam", tmp_path))
+    folder = shutil.copytree(two_rounds, tmp_path / "forged")
+    change_checkpoint(folder, change)
+    assert_refused(folder, message, (DamagedCheckpoint, DamagedRecords, ValueError), defended("FedAdam", folder))
 
 
+@pytest.mark.slow
 def test_metrics_that_are_too_many_for_a_checkpoint_are_left_out(tmp_path: Path) -> None:
     """Otherwise the file could be written and not be read."""
     many = MetricRecord({"all": [0.5] * 300_000})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from .reasons import Reason, Rejection
 log = logging.getLogger("flwr")
 
 MAX_LINE = 2000  # characters of metrics; the names of metrics come from clients
+SHORTENED = reprlib.Repr()
+SHORTENED.maxdict, SHORTENED.maxlist, SHORTENED.maxstring = 50, 10, 100
 
 
 def log_start(strategy: str, num_rounds: int, arrays: ArrayRecord, configs: Mapping[str, ConfigRecord]) -> None:
@@ -29,7 +32,7 @@ def log_start(strategy: str, num_rounds: int, arrays: ArrayRecord, configs: Mapp
 
 
 def log_metrics(what: str, metrics: Any) -> None:
-    log.info("%s: %s", what, printable(metrics, MAX_LINE))
+    log.info("%s: %s", what, _show(metrics))
 
 
 def log_checked(step: str, n_valid: int, rejected: list[Rejection], names: NodeNames) -> None:
@@ -55,13 +58,27 @@ def log_verdict(record: RoundRecord, names: NodeNames) -> None:
 def log_end(result: Result, seconds: float) -> None:
     log.info("Strategy execution finished in %.2fs", seconds)
     log.info("Final results:")
-    for line in str(result).splitlines():
-        log.info("\t%s", printable(line.expandtabs(4), MAX_LINE))
+    log.info("\tGlobal Arrays:")
+    log.info("\t\tArrayRecord (%.3f MB)", count_bytes(result.arrays) / 2**20)
+    histories = {
+        "Aggregated ClientApp-side Train Metrics": result.train_metrics_clientapp,
+        "Aggregated ClientApp-side Evaluate Metrics": result.evaluate_metrics_clientapp,
+        "ServerApp-side Evaluate Metrics": result.evaluate_metrics_serverapp,
+    }
+    for name, history in histories.items():
+        log.info("\t%s:", name)
+        for number, metrics in history.items():
+            log.info("\t\t%d: %s", number, _show(metrics))
 
 
 def _show_scores(record: RoundRecord, place: int) -> str:
     scores = [f"{name} {values[place]:.4g}" for name, values in record.scores.items() if values[place] is not None]
     return ("scores: " + ", ".join(scores)) if scores else "no score"
+
+
+def _show(metrics: Mapping[str, Any] | None) -> str:
+    """In short: Flower's own text of a result with long lists takes minutes."""
+    return printable(SHORTENED.repr(None if metrics is None else dict(metrics)), MAX_LINE)
 
 
 def _show_config(config: ConfigRecord) -> str:
