@@ -5,7 +5,7 @@ set -euo pipefail
 umask 077
 chown cosdefense: /var/lib/cosdefense
 install -o cosdefense -m 400 /etc/cosdefense/server.key /run/superlink.key
-nginx -g "daemon off; error_log stderr; pid /run/nginx.pid;" &
+nginx -g "daemon off;" &
 setpriv --reuid=cosdefense --regid=cosdefense --clear-groups --no-new-privs --bounding-set=-all \
     flower-superlink --host 127.0.0.1 --port 8000 \
     --ssl-ca-certfile /etc/cosdefense/ca.crt --ssl-certfile /etc/cosdefense/server.crt \
