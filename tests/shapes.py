@@ -8,6 +8,7 @@ every call.
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import jaxtyping
 from torch import Tensor
 
 THOROUGH = "COSDEFENSE_THOROUGH" in os.environ
+MAKING = threading.RLock()  # beartype cannot make two checks at once: it fails now and then
 
 
 def check_calls() -> None:
@@ -65,7 +67,8 @@ def _check_new(function: Any, check: Callable[[Any], Any], seen: Counter[object]
         if seen[kind] % 100 != 1:
             return function(*args, **kwargs)
         if checked is None:
-            checked = check(function)
+            with MAKING:
+                checked = checked or check(function)
         return checked(*args, **kwargs)
 
     return call
