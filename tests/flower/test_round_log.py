@@ -58,17 +58,7 @@ def test_the_log_has_the_lines_of_flower(lines: list[str]) -> None:
     lines.clear()
     Defended(FedAvg(**EIGHT), ACCEPT_ALL).start(LocalGrid(honest), record(model()), num_rounds=2, evaluate_fn=evaluate)
     ours = "\n".join(lines)
-    numbers = (
-        "Aggregated MetricRecord",
-        "Starting",
-        "'loss'",
-        "{0:",
-        "{1:",
-        "1:",
-        "2:",
-        "{ 0:",
-        "{ 1:",
-    )  # in other forms
+    others = ("Aggregated MetricRecord", "Starting", "'loss'", "0:", "1:", "2:")  # metrics have another form in ours
     missing = [line for line in flower if line not in ours and not any(text in line for text in others)]
     assert missing == []
     for text in ("Starting Defended", "Strategy execution finished in", "Final results:", "'cosdefense-accepted': 8"):
