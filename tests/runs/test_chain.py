@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -104,7 +105,7 @@ def test_lines_cut_from_the_end_are_found_by_the_checkpoint_or_a_kept_digest(tmp
     texts, kept = read_texts(folder), verify(tmp_path).digest
     assert not verify(tmp_path, kept).faults
     folder.records.write_bytes(b"".join(texts[:-2]))
-    assert "belongs to a line that the records do not hold" in verify(tmp_path).faults[0]
+    assert "has a checkpoint that includes other records" in verify(tmp_path).faults[0]
     folder.records.write_bytes(b"".join(texts[:-1]))
     assert not verify(tmp_path).faults  # the chain alone cannot know that there was a summary
     assert verify(tmp_path, kept).faults == (f"no line has the expected digest {kept}: lines were changed or removed",)
@@ -113,6 +114,31 @@ def test_lines_cut_from_the_end_are_found_by_the_checkpoint_or_a_kept_digest(tmp
     rewritten.append(record(0))
     assert not verify(rewritten.path).faults  # a chain that was computed anew is as good as any
     assert verify(rewritten.path, kept).faults
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking beside threads: none of them holds a lock here
+def test_a_run_is_verified_while_another_process_writes_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(HEADER)
+
+    def write() -> None:
+        for number in range(10**5):
+            folder.append(record(number))
+            folder.save(Checkpoint(number + 1, {}))
+
+    writer = multiprocessing.get_context("fork").Process(target=write, daemon=True)
+    writer.start()
+    try:
+        for _ in range(10_000):
+            result = verify(tmp_path)
+            assert not result.faults
+            if result.n_rounds >= 60:
+                break
+    finally:
+        writer.kill()
+        writer.join()
+    assert result.n_rounds >= 60
 
 
 def test_what_is_dropped_when_a_run_is_resumed_is_documented(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,29 +22,42 @@ class Verification:
 
 
 def verify(folder: Path, expected: str | None = None) -> Verification:
-    """Check the chain of records, the checkpoint's place in it, and that a digest from earlier is in it."""
-    lines = list(read_chain(list_record_files(folder)))
+    """Check the chain of records, the checkpoint's place in it, and that a digest from earlier is in it.
+
+    The run may be written meanwhile: the checkpoint is read first, because records are always ahead of it.
+    """
+    included, faults = _read_included(folder / "checkpoint.safetensors")
+    lines, notes = list(read_chain(list_record_files(folder))), list[str]()
     if not lines:
         raise NotARun(f"{folder} holds no records")
-    faults, notes = list[str](), list[str]()
     if lines[-1].problem == INCOMPLETE:
         notes.append(f"{lines[-1]} {INCOMPLETE}: it is being written, or a crash left it")
         lines.pop()
     if fault := find_fault(lines):
-        faults.append(fault[1])
-    digests = {line.digest for line in lines if not line.problem}
-    documented = {digest: line for line in lines if not line.problem for digest in line.documented}
+        faults.insert(0, fault[1])
     notes += [f"{line}: {_describe(line)}" for line in lines if line.kind in ("resumed", "repaired")]
-    checkpoint = folder / "checkpoint.safetensors"
-    if checkpoint.exists():
-        faults += _check_checkpoint(checkpoint, lines)
-    if expected is not None and expected not in digests:
-        if expected in documented:
-            notes.append(f"the expected digest is of a line that was dropped or replaced: see {documented[expected]}")
-        else:
-            faults.append(f"no line has the expected digest {expected}: lines were changed or removed")
+    intact = [line for line in lines if not line.problem]
+    digests = {line.digest for line in intact}
+    replaced = {digest for line in intact if line.kind == "repaired" for digest in line.documented}
+    documented = {digest: line for line in intact for digest in line.documented}
+    if included is not None and included not in digests | replaced:
+        faults.append(f"{folder} has a checkpoint that includes other records: lines were changed or removed")
+    if expected in documented and expected not in digests:
+        notes.append(f"the expected digest is of a line that was dropped or replaced: see {documented[expected]}")
+    elif expected is not None and expected not in digests:
+        faults.append(f"no line has the expected digest {expected}: lines were changed or removed")
     n_rounds = sum(line.kind == "round" for line in lines)
     return Verification(len(lines), n_rounds, lines[-1].digest if lines else START, tuple(faults), tuple(notes))
+
+
+def _read_included(path: Path) -> tuple[str | None, list[str]]:
+    """The digest of the last record that a checkpoint includes, and what is wrong with the file."""
+    if not path.exists():
+        return None, []
+    try:
+        return read_checkpoint(path).records or START, []
+    except DamagedCheckpoint as error:
+        return None, [str(error)]
 
 
 def _describe(line: Line) -> str:
@@ -56,18 +68,3 @@ def _describe(line: Line) -> str:
         return f"records were repaired, {content['repaired'].get('lost')} rounds are lost"
     dropped = content.get("dropped") or {"lines": 0}
     return f"resumed before round {content['resumed']}, {dropped['lines']} later lines were dropped"
-
-
-def _check_checkpoint(path: Path, lines: Sequence[Line]) -> list[str]:
-    try:
-        checkpoint = read_checkpoint(path)
-    except DamagedCheckpoint as error:
-        return [str(error)]
-    known = {digest for line in lines if not line.problem for digest in (line.digest, *_replaced(line))}
-    if checkpoint.records in known:
-        return []
-    return [f"{path} belongs to a line that the records do not hold: lines were changed or removed"]
-
-
-def _replaced(line: Line) -> tuple[str, ...]:
-    return line.documented if line.kind == "repaired" else ()
