@@ -31,7 +31,7 @@ class Layout:
     """The order, names and shapes of the tensors that make up a vector of `d` coordinates.
 
     Trainable tensors come first, then what is not trained: frozen parameters and floating-point
-    buffers. Buffers are combined like the rest, but no score, norm or distance looks at them. Integer buffers
+    buffers. No score, norm or distance looks at buffers; `Defense.buffers` says how they are combined. Integer buffers
     (BatchNorm's counters) are not in the vector: averaging a counter means nothing.
     Tied weights are in the vector once, under the first of their names.
 
