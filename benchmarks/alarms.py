@@ -14,9 +14,7 @@ from cosdefense.runs.records import RunRecord
 
 
 def main() -> None:
-    print(
-        "| attack | defense | rounds | alarms about honest nodes | malicious nodes named | after rounds | other alarms |"
-    )
+    print("| attack | defense | rounds | alarms about honest nodes | malicious named | in rounds | other alarms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for run in read_runs(Path(sys.argv[1])):
         print(f"| {' | '.join(map(str, describe(run)))} |")
