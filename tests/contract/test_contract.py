@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from cosdefense import Aggregator, Attack, ClientTable, Cohort, Filter, Judgment, Layout
-from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, NoisyMean, TrimmedMean
+from cosdefense import Aggregator, Attack, ClientTable, Cohort, Defense, Filter, Judgment, Layout
+from cosdefense.aggregators import (
+    Bucketing,
+    Bulyan,
+    CenteredClipping,
+    GeometricMedian,
+    Mean,
+    Median,
+    NoisyMean,
+    TrimmedMean,
+)
 from cosdefense.attacks import (
     ALIE,
     DBA,
@@ -42,15 +51,20 @@ from cosdefense.attacks import (
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, PRESETS
 from cosdefense.core import State
 from cosdefense.filters import (
+    FLAME,
     RFFL,
     ByGARS,
     ByGARSPlusPlus,
     Clip,
     CosDefense,
+    DnC,
     FoolsGold,
+    MedianClip,
     MultiKrum,
     PCAClusters,
+    QuantileClip,
     Sageflow,
+    SignGuard,
 )
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
 from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
@@ -68,13 +82,21 @@ FILTER_CASES = [
         CosDefense(threshold="mean+std", k=0.5),
         CosDefense(threshold="mad", k=3.0),
         Clip(max_norm=0.1),
+        MedianClip(ratio=0.5, decay=0.0),
+        QuantileClip(quantile=0.2, start=0.1, noise=0.5),
+        DnC(contamination=0.2, iterations=3, coordinates=7, filter=1.5),
+        FLAME("updates"),
+        FLAME("head"),
+        SignGuard("sim"),
+        SignGuard("dist", fraction=0.5, contiguous=False),
         MultiKrum(contamination=0.1),
         MultiKrum(contamination=0.0, keep=3),
         ByGARS(steps=1),
         ByGARSPlusPlus(rate=1.0, capacity=5),
-        FoolsGold(head_only=True, capacity=5),
+        FoolsGold(head_only=False, capacity=5),
         PCAClusters(source=1),
         RFFL(warm_up=0, threshold=0.9),
+        RFFL(start="average"),
         Sageflow(max_entropy=2.0, delta=5.0, wait_for_confident_model=False),
     ),
 ]
@@ -84,6 +106,8 @@ AGGREGATOR_CASES = [
         TrimmedMean(0.1),
         TrimmedMean(0.0),
         NoisyMean(1.0, True),
+        NoisyMean(1.0, relative=True),
+        Bucketing(Defense((DnC(0.2),), Mean()), size=3),
         Bulyan(0.0),
         CenteredClipping(radius=1e9, steps=3),
         GeometricMedian(steps=3, smoothing=0.1),

@@ -50,5 +50,7 @@ class NoisyMean(Aggregator):
             std *= float(row_norms(cohort.trainable()).max())
         n_trainable, dtype = cohort.layout.n_trainable, compute_dtype(mean.dtype)
         noise = torch.randn(n_trainable, generator=generator(cohort.seed, "noisy mean"), dtype=dtype)
-        mean[:n_trainable] += std * noise.to(mean.device)
+        noisy = mean[:n_trainable].to(dtype) + std * noise.to(mean.device)
+        largest = torch.finfo(mean.dtype).max  # half precision cannot hold noise in units of a huge norm
+        mean[:n_trainable] = noisy.clamp(-largest, largest).to(mean.dtype)
         return mean, state

@@ -8,6 +8,7 @@ from ..aggregators import Bucketing, Mean, Median, NoisyMean, NormLimitedMean, T
 from ..core import Defense, Filter
 from ..filters import (
     ARC,
+    FLAME,
     NNM,
     RFFL,
     ByGARS,
@@ -15,6 +16,7 @@ from ..filters import (
     Clip,
     CosDefense,
     DiverseFL,
+    DnC,
     FLTrust,
     FoolsGold,
     Krum,
@@ -26,9 +28,12 @@ from ..filters import (
     PCAClusters,
     QuantileClip,
     Sageflow,
+    SignGuard,
 )
 from ..filters.cosdefense import Threshold
+from ..filters.flame import Compared
 from ..filters.rffl import Start
+from ..filters.signguard import Variant
 from ..hooks import FLWBC, AdversarialTraining
 
 MaxNorm = float | Literal["median", "quantile"]
@@ -104,6 +109,38 @@ def bucketing(size: int = 2) -> Defense:
         size: The number of updates in a group.
     """
     return Defense((), Bucketing(size=size))
+
+
+def dnc(contamination: float = 0.3, iterations: int = 1, coordinates: int = 10_000, filter: float = 1.0) -> Defense:
+    """Drop the updates that stand out most along the first principal direction, then the mean.
+
+    Args:
+        contamination: The expected share of malicious clients.
+        iterations: How often coordinates are drawn.
+        coordinates: How many are drawn at a time.
+        filter: How many updates are dropped, in expected malicious clients.
+    """
+    return Defense((DnC(contamination, iterations, coordinates, filter),), Mean())
+
+
+def signguard(variant: Variant = "plain") -> Defense:
+    """Drop updates of unusual norm or with unusual signs, clip the others, then the mean.
+
+    Args:
+        variant: "sim" also looks at the cosine with the server's last step, "dist" at the distance to it.
+    """
+    return Defense((SignGuard(variant),), Mean())
+
+
+def flame(compared: Compared = "models", noise: float = 0.001) -> Defense:
+    """Keep the largest group of models that point the same way, clip them, then the mean with a little noise.
+
+    Args:
+        compared: What is compared: whole models, updates, or the classifiers of the models.
+        noise: The standard deviation of the noise, in norms that updates are clipped to. The default is that of three
+            public implementations, too little for a privacy guarantee.
+    """
+    return Defense((FLAME(compared),), NoisyMean(noise, relative=True))
 
 
 def clipping_median(max_norm: MaxNorm = 2.0) -> Defense:

@@ -25,6 +25,8 @@ FILTERS: dict[str, type[Filter]] = {
     "clip": filters.Clip,
     "cosdefense": filters.CosDefense,
     "diversefl": filters.DiverseFL,
+    "dnc": filters.DnC,
+    "flame": filters.FLAME,
     "opposed-clusters": filters.OpposedClusters,
     "fltrust": filters.FLTrust,
     "foolsgold": filters.FoolsGold,
@@ -37,6 +39,7 @@ FILTERS: dict[str, type[Filter]] = {
     "quantile-clip": filters.QuantileClip,
     "rffl": filters.RFFL,
     "sageflow": filters.Sageflow,
+    "signguard": filters.SignGuard,
     "near-duplicates": filters.NearDuplicates,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
@@ -95,6 +98,9 @@ PRESETS: dict[str, Callable[..., Defense]] = {
     "nnm": presets.nnm,
     "arc": presets.arc,
     "bucketing": presets.bucketing,
+    "dnc": presets.dnc,
+    "signguard": presets.signguard,
+    "flame": presets.flame,
     "clipping-median": presets.clipping_median,
     "norm-clipping": presets.norm_clipping,
     "weak-dp": presets.weak_dp,

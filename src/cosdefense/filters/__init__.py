@@ -5,6 +5,8 @@ from .bygars import ByGARS, ByGARSPlusPlus
 from .clip import Clip
 from .cosdefense import CosDefense
 from .diversefl import DiverseFL
+from .dnc import DnC
+from .flame import FLAME
 from .fltrust import FLTrust
 from .foolsgold import FoolsGold
 from .krum import Krum
@@ -18,9 +20,11 @@ from .pca_clusters import PCAClusters
 from .quantile_clip import QuantileClip
 from .rffl import RFFL
 from .sageflow import Sageflow
+from .signguard import SignGuard
 
 __all__ = [
     "ARC",
+    "FLAME",
     "NNM",
     "RFFL",
     "ByGARS",
@@ -28,6 +32,7 @@ __all__ = [
     "Clip",
     "CosDefense",
     "DiverseFL",
+    "DnC",
     "FLTrust",
     "FoolsGold",
     "Krum",
@@ -39,4 +44,5 @@ __all__ = [
     "PCAClusters",
     "QuantileClip",
     "Sageflow",
+    "SignGuard",
 ]

@@ -9,8 +9,9 @@ rounded once.
 No operation copies all rows. It needs a block, a result, or n × n numbers beside them.
 """
 
+from .clusters import largest_mode, majority_component
 from .coordinatewise import mean_near_median, median, trimmed_mean
-from .cosines import cosine, cosines
+from .cosines import cosine, cosine_distances, cosines
 from .distances import squared_distances
 from .finite import finite_rows, stays_finite
 from .norms import clip_rows, rescale_rows, row_norms
@@ -23,11 +24,14 @@ __all__ = [
     "clipped_mean",
     "compute_dtype",
     "cosine",
+    "cosine_distances",
     "cosines",
     "finite_rows",
     "fraction_of",
     "geometric_median",
     "keep_lowest",
+    "largest_mode",
+    "majority_component",
     "mean_near_median",
     "mean_of",
     "median",

@@ -6,11 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .blocks import row_ranges
+from .blocks import columns_per_block, float64_blocks, row_ranges
+from .distances import squared_distances
 from .inner_products import inner_products
-from .norms import largest_magnitudes
+from .norms import largest_magnitudes, row_norms
 from .parallel import map_in_threads
 from .precision import compute_dtype
+
+NEARLY_PARALLEL = 0.1  # ‖a − b‖² in units of ‖a‖ ‖b‖; for larger ones a difference of cosines loses nothing
 
 
 def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
@@ -20,12 +23,43 @@ def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[
     return torch.cat(list(pieces)).clamp(-1, 1).to(compute_dtype(rows.dtype))
 
 
-def cosines(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
-    """Cosine between every two rows, in float64; 0 where either is zero."""
-    products = inner_products(rows, scale=largest_magnitudes(rows))
+def cosines(rows: Float[Tensor, "n k"], origin: Float[Tensor, " k"] | None = None) -> Float[Tensor, "n n"]:
+    """Cosine between every two rows (plus `origin`), in float64; 0 where either is zero."""
+    center = None if origin is None else -origin
+    products = inner_products(rows, center, scale=largest_magnitudes(rows, center))
     norms = products.diagonal().sqrt()
     norms = torch.where(norms > 0, norms, 1)
     return (products / norms[:, None] / norms).clamp(-1, 1)
+
+
+def cosine_distances(rows: Float[Tensor, "n k"], origin: Float[Tensor, " k"] | None = None) -> Float[Tensor, "n n"]:
+    """1 − cosine between every two rows (plus `origin`), in float64; 1 where either is zero.
+
+    For nearly parallel vectors a and b, 1 − cos(a, b) = (‖a − b‖² − (‖a‖ − ‖b‖)²) / (2 ‖a‖ ‖b‖) subtracts nothing but
+    their own small differences: identical rows have identical distances, and the distances of models that differ by a
+    millionth of their norm are exact.
+    """
+    norms = row_norms(rows, None if origin is None else -origin)
+    # ‖a‖² − ‖b‖², without the norm of the origin
+    gains = row_norms(rows).square() + (0 if origin is None else 2 * _dot(rows, origin))
+    sums, scale = norms[:, None] + norms, norms[:, None] * norms
+    squares = squared_distances(rows)
+    differences = (gains[:, None] - gains) / torch.where(sums > 0, sums, 1)
+    result = (squares - differences.square()) / (2 * torch.where(scale > 0, scale, 1))
+    near = squares <= NEARLY_PARALLEL * scale
+    if not bool(near.all()):
+        result = torch.where(near, result, 1 - cosines(rows, origin))
+    result = torch.where((scale > 0) | (squares == 0), result.clamp(0, 2), 1).fill_diagonal_(0)
+    return (result + result.T) / 2  # divided by one norm after the other, the two halves differ by a bit
+
+
+def _dot(rows: Float[Tensor, "n k"], vector: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+    """⟨row, vector⟩ in float64."""
+    total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    pieces = torch.split(vector.detach(), columns_per_block(rows))
+    for wide, piece in zip(float64_blocks(rows.detach()), pieces, strict=True):
+        total += wide @ piece.double()
+    return total
 
 
 def _normalize(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
