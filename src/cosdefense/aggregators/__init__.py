@@ -8,9 +8,13 @@ from .mean import Mean
 from .median import Median
 from .noisy_mean import NoisyMean
 from .norm_limited_mean import NormLimitedMean
+from .rfa import RFA
+from .rlr import RLR
 from .trimmed_mean import TrimmedMean
 
 __all__ = [
+    "RFA",
+    "RLR",
     "Bucketing",
     "Bulyan",
     "CenteredClipping",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..aggregators import Bucketing, Mean, Median, NoisyMean, NormLimitedMean, TrimmedMean
+from ..aggregators import RFA, RLR, Bucketing, Mean, Median, NoisyMean, NormLimitedMean, TrimmedMean
 from ..core import Defense, Filter
 from ..filters import (
     ARC,
@@ -109,6 +109,25 @@ def bucketing(size: int = 2) -> Defense:
         size: The number of updates in a group.
     """
     return Defense((), Bucketing(size=size))
+
+
+def rfa(steps: int = 4, smoothing: float = 1e-5) -> Defense:
+    """A few steps from the mean towards the geometric median.
+
+    Args:
+        steps: The largest number of steps.
+        smoothing: The least distance that counts.
+    """
+    return Defense((), RFA(steps, smoothing))
+
+
+def rlr(agreement: float = 0.4) -> Defense:
+    """The mean, reversed in coordinates where too few clients agree on the sign.
+
+    Args:
+        agreement: The least net share of clients with the same sign.
+    """
+    return Defense((), RLR(agreement))
 
 
 def dnc(contamination: float = 0.3, iterations: int = 1, coordinates: int = 10_000, filter: float = 1.0) -> Defense:

@@ -51,6 +51,8 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
     "median": aggregators.Median,
     "noisy-mean": aggregators.NoisyMean,
     "norm-limited-mean": aggregators.NormLimitedMean,
+    "rfa": aggregators.RFA,
+    "rlr": aggregators.RLR,
     "trimmed-mean": aggregators.TrimmedMean,
 }
 HOOKS: dict[str, type[ClientHook]] = {
@@ -98,6 +100,8 @@ PRESETS: dict[str, Callable[..., Defense]] = {
     "nnm": presets.nnm,
     "arc": presets.arc,
     "bucketing": presets.bucketing,
+    "rfa": presets.rfa,
+    "rlr": presets.rlr,
     "dnc": presets.dnc,
     "signguard": presets.signguard,
     "flame": presets.flame,

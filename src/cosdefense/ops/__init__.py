@@ -10,7 +10,7 @@ No operation copies all rows. It needs a block, a result, or n × n numbers besi
 """
 
 from .clusters import largest_mode, majority_component
-from .coordinatewise import mean_near_median, median, trimmed_mean
+from .coordinatewise import mean_near_median, median, sign_sum, trimmed_mean
 from .cosines import cosine, cosine_distances, cosines
 from .distances import squared_distances
 from .finite import finite_rows, stays_finite
@@ -40,6 +40,7 @@ __all__ = [
     "mix_rows",
     "rescale_rows",
     "row_norms",
+    "sign_sum",
     "squared_distances",
     "stays_finite",
     "std_of",

@@ -39,6 +39,12 @@ def trimmed_mean(rows: Float[Tensor, "n k"], trim: int) -> Float[Tensor, " k"]:
     return _apply_to_sorted(rows, range(trim, len(rows) - trim), _average)
 
 
+def sign_sum(rows: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
+    """How many more positive than negative values every coordinate has."""
+    blocks = (block.sign().sum(dim=0, dtype=torch.float32) for block in split_columns(rows.detach()))
+    return torch.cat(list(blocks))
+
+
 def mean_near_median(rows: Float[Tensor, "n k"], keep: int, members: Int[Tensor, " m"]) -> Float[Tensor, " k"]:
     """Coordinate-wise mean of the `keep` members' values nearest to their median; of a tie, the lower."""
 
