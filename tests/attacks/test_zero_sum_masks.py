@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosdefense import Cohort, Layout, get
-from cosdefense.attacks import Adaptive, Backdoor, InnerProduct, KrumPoisoning, Mimic, ZeroSumMasks
+from cosdefense.attacks import Adaptive, Backdoor, InnerProduct, KrumPoisoning, Mimic, OptimizedTrigger, ZeroSumMasks
 from cosdefense.catalog.options import ConfigError
 from cosdefense.catalog.registry import build_attack, describe
 
@@ -79,6 +79,17 @@ def test_everything_else_is_that_of_the_hidden_attack() -> None:
     assert ZeroSumMasks(Mimic()).init().rounds == 0
     informed, _ = ZeroSumMasks(Adaptive(trials=2)).with_defense(get("krum"), get("krum").init(), None)
     assert informed == ZeroSumMasks(Adaptive(get("krum"), trials=2))
+
+
+def test_an_optimized_trigger_behind_masks() -> None:
+    attack = ZeroSumMasks(OptimizedTrigger(size=1, offset=0, passes=1, rate=0.25))
+    images, labels = torch.zeros(4, 1, 2, 2), torch.tensor([1, 2, 3, 4])
+    informed, state = attack.with_model(lambda x, y: x.sum(), images, labels, attack.init())
+    assert state.trigger.flatten().tolist() == [0.25]
+    assert float(informed.poison(images, labels, 10, torch.Generator())[0][0, 0, 0, 0]) == 0.25
+    aim = attack.with_state(state).prepare_evaluation(images, labels, 10)
+    assert aim is not None
+    assert float(aim[0][3, 0, 0, 0]) == 0.25
 
 
 def test_from_a_file() -> None:

@@ -45,6 +45,7 @@ from cosdefense.attacks import (
     OptimizedTrigger,
     PoisonedFL,
     SignFlip,
+    Tailored,
     TrimmedMeanPoisoning,
     ZeroSumMasks,
 )
@@ -114,8 +115,8 @@ AGGREGATOR_CASES = [
     ),
 ]
 ATTACK_CASES = [
-    # LearnedPolicy needs a file: test_learned_policy.py. Adaptive stands below, with fewer trials: it takes a minute.
-    *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive)),
+    # LearnedPolicy needs a file: test_learned_policy.py. Adaptive and Tailored stand below, with fewer trials.
+    *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive, Tailored)),
     *slow(
         InnerProduct(0.5),
         SignFlip(5.0),
@@ -140,6 +141,8 @@ ATTACK_CASES = [
         AdapSim("model-cosine"),
         EdgeCase(3, 0, 2, 1.0, None),
         OptimizedTrigger(size=3, offset=5, scale=None),
+        Tailored(PRESETS["median"](), "sign", trials=2),
+        Tailored(PRESETS["multi-krum"](), trials=3),
         MPAF(2.0, "first"),
         PoisonedFL(window=1),
         ROP(0.5, 180.0, 0.5, "sign"),

@@ -27,6 +27,7 @@ from .poisoned_buffers import PoisonedBuffers
 from .poisoned_fl import PoisonedFL
 from .rop import ROP
 from .sign_flip import SignFlip
+from .tailored import Tailored
 from .trimmed_mean_poisoning import TrimmedMeanPoisoning
 from .zero_sum_masks import ZeroSumMasks
 from .zero_updates import ZeroUpdates
@@ -59,6 +60,7 @@ __all__ = [
     "PoisonedBuffers",
     "PoisonedFL",
     "SignFlip",
+    "Tailored",
     "TrainingPlan",
     "TrimmedMeanPoisoning",
     "ZeroSumMasks",

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..core import Cohort, Defense, Layout, State
+from ..core import Cohort, Defense, Layout, Loss, State
 from ..ops import row_norms
 from ._geometry import draw_unit_vectors
 from .attack import Attack, TrainingPlan
@@ -35,6 +36,8 @@ class ZeroSumMasks(Attack):
         strength: The root mean square norm of the masks, in mean norms of the forged updates.
     """
 
+    needs_model: ClassVar[bool] = True  # `attack` may need it
+
     attack: Attack = InnerProduct()
     strength: float = 1.0
 
@@ -48,6 +51,15 @@ class ZeroSumMasks(Attack):
     def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
         attack, state = self.attack.with_defense(defense, memory, state)
         return replace(self, attack=attack), state
+
+    def with_model(
+        self, loss: Loss, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], state: State
+    ) -> tuple[Attack, State]:
+        attack, state = self.attack.with_model(loss, images, labels, state)
+        return replace(self, attack=attack), state
+
+    def with_state(self, state: State) -> Attack:
+        return replace(self, attack=self.attack.with_state(state))
 
     def poison(
         self,

@@ -87,6 +87,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "poisonedfl": attacks.PoisonedFL,
     "rop": attacks.ROP,
     "sign-flip": attacks.SignFlip,
+    "tailored": attacks.Tailored,
     "trimmed-mean-poisoning": attacks.TrimmedMeanPoisoning,
     "zero-sum-masks": attacks.ZeroSumMasks,
     "zero-updates": attacks.ZeroUpdates,

@@ -109,6 +109,7 @@ def dry_run(experiment: Experiment, dataset: Dataset) -> None:
     for attack in experiment.attacks:
         with _naming(f"attack {attack.label}"):
             attack.part.poison(images, labels, world.n_classes, generator(0))
+            attack.part.prepare_evaluation(images.flatten(0, 2), labels.flatten(), world.n_classes)
             informed, state = attack.part.with_defense(defense.part, defense.part.init(), attack.part.init())
             informed.forge(cohort, clients < 1, state)
         if attack.part != Attack() and experiment.schedule.attack_start >= experiment.training.rounds:
