@@ -30,9 +30,9 @@ class UnknownLayer(ValueError):
 class Layout:
     """The order, names and shapes of the tensors that make up a vector of `d` coordinates.
 
-    Trainable tensors come first, then what is not trained: frozen parameters and floating-point
-    buffers. No score, norm or distance looks at buffers; `Defense.buffers` says how they are combined. Integer buffers
-    (BatchNorm's counters) are not in the vector: averaging a counter means nothing.
+    Trainable tensors come first, then what is not trained: frozen parameters and floating-point buffers. No score,
+    norm or distance looks at buffers; `Defense.buffers` says how they are combined. Integer buffers (BatchNorm's
+    counters) are not in the vector: averaging a counter means nothing.
     Tied weights are in the vector once, under the first of their names.
 
     Some rules look at the head, the classifier's weight matrix. `head` names it. If it is not given, it is the last

@@ -187,6 +187,7 @@ def _build_header(defended: Defended) -> dict[str, Any]:
         "experiment": {
             "name": "flower", "strategy": name, "defenses": [parts], "quorum": defended.quorum,
             "deadline": defended.deadline, "weigh_by_examples": defended.weigh_by_examples,
+            "max_norm_ratio": defended.norm_guard.max_ratio,
         },
         "defense": _get_label(defended),
         "device": "Flower",
