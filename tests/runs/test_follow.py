@@ -81,6 +81,13 @@ def test_a_resumed_run_is_read_again(tmp_path: Path) -> None:
     assert follower.read() == NewRounds((line(0), line(1)), restarted=True)
     folder.append(line(2))
     assert follower.read() == NewRounds((line(2),))
+    folder.save(Checkpoint(3, {}, {}))
+    folder.finish()
+    assert follower.read() == NewRounds()
+    assert follower.summary is not None
+    folder.rewind(folder.load())
+    assert follower.read() == NewRounds()
+    assert follower.summary is None
     (tmp_path / "records.jsonl").unlink()
     assert follower.read() == NewRounds(restarted=True)
 

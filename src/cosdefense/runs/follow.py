@@ -45,7 +45,7 @@ class RunFollower:
                 self.header = _check_header(line, self.folder)
             elif "round" in line:
                 rounds.append(_to_round(line, self.folder))
-            self.summary = line.get("summary", self.summary)
+            self.summary = None if "resumed" in line else line.get("summary", self.summary)
             if len(rounds) == limit:
                 break
         return NewRounds(tuple(rounds), restarted)

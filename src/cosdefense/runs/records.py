@@ -167,8 +167,10 @@ def read_run(path: Path) -> RunRecord:
         rounds = tuple(RoundRecord.from_json(line) for line in lines[1:] if "round" in line)
     except TypeError as error:
         raise NotARun(f"{path} holds a round that cannot be read: {error}") from error
-    summaries = [line["summary"] for line in lines if "summary" in line]
-    return RunRecord(lines[0], rounds, summaries[-1] if summaries else None)
+    summary = None
+    for line in lines:
+        summary = None if "resumed" in line else line.get("summary", summary)
+    return RunRecord(lines[0], rounds, summary)
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is a summary."""
+        """Whether there is a summary of all rounds."""
         try:
             return read_run(self.path).summary is not None
         except NotARun:
@@ -107,11 +107,11 @@ class RunFolder:
         return checkpoint
 
     def rewind(self, checkpoint: Checkpoint) -> None:
-        """Drop what the checkpoint does not include: later rounds, a summary, an incomplete line. A line says so."""
+        """Drop what the checkpoint does not include: later rounds, an incomplete line. A new line says so."""
         lines = self.read_lines()
         n = self._count_included(lines, checkpoint)
-        while n < len(lines) and lines[n].kind == "resumed" and lines[n].previous == lines[n - 1].digest:
-            n += 1  # the run was resumed before, and stopped before the end of a round
+        while n < len(lines) and _may_follow(lines[n], lines[n - 1]):
+            n += 1  # somebody may have noted its digest
         kept, dropped = lines[:n], lines[n:]
         note = _describe_resume(checkpoint.next_round, dropped)
         if dropped:
@@ -121,7 +121,7 @@ class RunFolder:
         self._sync_records()
 
     def finish(self) -> None:
-        """Write the last line, a summary. More rounds, if they are asked for later, take its place."""
+        """Write the last line, a summary. It no longer counts if more rounds are asked for later."""
         run = read_run(self.path)
         self._append({"summary": summarize(run.rounds, attack_stop_of(run))})
         self._sync_records()
@@ -219,6 +219,11 @@ def _ends(line: Line, checkpoint: Checkpoint) -> bool:
     """Whether this is the last line that the checkpoint includes."""
     replaced = line.documented if line.kind == "repaired" else ()
     return checkpoint.records is not None and checkpoint.records in (line.digest, *replaced)
+
+
+def _may_follow(line: Line, before: Line) -> bool:
+    """Whether a line is no round: a summary, or where the run was resumed before and stopped within a round."""
+    return line.kind in ("summary", "resumed") and not line.problem and line.previous == before.digest
 
 
 def _describe_resume(next_round: int, dropped: Sequence[Line]) -> dict[str, Any]:
