@@ -106,9 +106,10 @@ def test_every_response_is_guarded(folder: RunFolder) -> None:
 
 def test_names_that_somebody_made_point_here_are_refused(folder: RunFolder) -> None:
     with serving(folder.path) as port:
-        assert ask(port, "/state.json", Host=f"localhost:{port}")[0] == 200
-        for host in ("attacker.example", f"attacker.example:{port}", "", "127.0.0.1.attacker.example", "localhost:"):
-            assert ask(port, "/state.json", Host=host)[0] == (200 if host == "localhost:" else 421), host
+        for host in (f"localhost:{port}", "localhost", "127.0.0.1", f"[::1]:{port}", "[::1]", "127.1.2.3"):
+            assert ask(port, "/state.json", Host=host)[0] == 200, host
+        for host in ("attacker.example", f"attacker.example:{port}", "", "127.0.0.1.attacker.example", "192.0.2.1"):
+            assert ask(port, "/state.json", Host=host)[0] == 421, host
 
 
 def test_a_token_is_needed_by_everybody_once_there_is_one(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MIN_TOKEN = 16  # characters
 TOKEN_VARIABLE = "COSDEFENSE_WATCH_TOKEN"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 HEADERS = {
     # Only the page's own files: no other address, no script or style inside the page, no frame around it.
@@ -100,7 +99,8 @@ class Guard:
         # Without a token, a web page of somebody else could read this one if its name were made to point here.
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        return None if name in LOOPBACK_NAMES else PlainTextResponse("unknown host\n", 421)
+        is_here = Address(name.removeprefix("[").removesuffix("]"), 0).is_loopback
+        return None if is_here else PlainTextResponse("unknown host\n", 421)
 
 
 def is_authorized(authorization: str, token: str) -> bool:
