@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
+from ..ops import row_norms
 from .reasons import Reason
 from .reply_checks import CheckedReplies
 from .sent_model import SentModel
@@ -93,6 +92,4 @@ def find_lower_median(norms: Sequence[float]) -> float:
 
 def measure_model(model: SentModel) -> float:
     """The norm of the trainable part of a model."""
-    weights = model.params[: model.layout.n_trainable].numpy()
-    largest = float(np.abs(weights).max(initial=0))
-    return largest * float(np.linalg.norm(weights.astype(np.float64) / largest)) if largest > 0 else 0.0
+    return float(row_norms(model.params[None, : model.layout.n_trainable])[0])
