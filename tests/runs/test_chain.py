@@ -20,7 +20,7 @@ from cosdefense.runs.repair import repair
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.verify import verify
 
-HEADER = {"experiment": {"name": "small"}}
+HEADER = {"experiment": {"name": "small", "defenses": [{"name": "os:abort"}]}}  # named, and never built
 ROUNDS = 8
 
 
