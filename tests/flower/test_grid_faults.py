@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -364,3 +365,22 @@ def test_all_nodes_get_their_turn_although_every_pull_hangs(seconds: float, n_wa
 def test_limits_must_be_positive() -> None:
     with pytest.raises(ValueError, match="n_threads must be positive, got 0"):
         PullLimits(n_threads=0)
+
+
+def test_a_signal_is_handled_while_the_superlink_is_silent() -> None:
+    """Flower ends an orphaned ServerApp by a signal that one of its threads raises. It is handled before the timeout."""
+
+    def stop(*_: object) -> None:
+        raise InterruptedError("stopped by a signal")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGUSR1)).start()
+    too_late = threading.Timer(25.0, lambda: None)
+    too_late.start()
+    try:
+        with pytest.raises(InterruptedError):
+            GuardedGrid(Killed("nodes", 1), limits=PullLimits(silence=30.0)).get_node_ids()
+        assert too_late.is_alive()
+    finally:
+        too_late.cancel()
+        signal.signal(signal.SIGUSR1, before)

@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 THREAD_NAME = "cosdefense-pull"
+SIGNAL_INTERVAL = 0.1  # seconds; Flower ends a ServerApp by a signal, which has to wait while a call blocks
 T = TypeVar("T")
 
 
@@ -153,14 +154,18 @@ def call_with_limit(function: Callable[[], T], seconds: float, check: Callable[[
             results.put((None, error))
 
     threading.Thread(target=call, name=THREAD_NAME, daemon=True).start()
+    end = time.monotonic() + seconds
     while True:
         try:
-            result, error = results.get(timeout=seconds)
+            result, error = results.get(timeout=SIGNAL_INTERVAL)
             break
         except queue.Empty:
+            if time.monotonic() < end:
+                continue
             if check is None:
                 raise SuperLinkLost(f"the SuperLink has not answered a request for {seconds:g} seconds") from None
             check()
+            end = time.monotonic() + seconds
     if error is not None:
         raise error
     return result  # type: ignore[return-value]

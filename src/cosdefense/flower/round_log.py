@@ -37,7 +37,8 @@ def log_metrics(what: str, metrics: Any) -> None:
 
 def log_checked(step: str, n_valid: int, rejected: list[Rejection], names: NodeNames) -> None:
     """One line about all replies, and one for each that was rejected before the defense."""
-    log.info("%s: %d of %d replies are valid", step, n_valid, n_valid + len(rejected))
+    if n_valid or rejected:
+        log.info("%s: %d of %d replies are valid", step, n_valid, n_valid + len(rejected))
     for rejection in rejected:
         log_rejection(rejection, names)
 
