@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cosdefense.aggregators import CenteredClipping, NoisyMean, NormLimitedMean
+from cosdefense.aggregators import CRFL, CenteredClipping, NoisyMean, NormLimitedMean
 from cosdefense.filters import ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow
 
 # These may reject clients that all send the same: the server's data decide, or agreement itself is suspicious.
 MAY_REJECT_IDENTICAL = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow)
 # For these, identical clients do not give their update.
-ADDS_NOISE = (NoisyMean,)
+ADDS_NOISE = (CRFL, NoisyMean)
 LIMITS_STEPS = (CenteredClipping, NormLimitedMean)

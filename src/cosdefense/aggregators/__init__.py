@@ -3,6 +3,7 @@
 from .bucketing import Bucketing
 from .bulyan import Bulyan
 from .centered_clipping import CenteredClipping
+from .crfl import CRFL
 from .geometric_median import GeometricMedian
 from .mean import Mean
 from .median import Median
@@ -13,6 +14,7 @@ from .rlr import RLR
 from .trimmed_mean import TrimmedMean
 
 __all__ = [
+    "CRFL",
     "RFA",
     "RLR",
     "Bucketing",

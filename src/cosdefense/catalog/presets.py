@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..aggregators import RFA, RLR, Bucketing, Mean, Median, NoisyMean, NormLimitedMean, TrimmedMean
+from ..aggregators import CRFL, RFA, RLR, Bucketing, Mean, Median, NoisyMean, NormLimitedMean, TrimmedMean
 from ..core import Defense, Filter
 from ..filters import (
     ARC,
     FLAME,
+    LASA,
     NNM,
     RFFL,
+    AlignIns,
     ByGARS,
     ByGARSPlusPlus,
     Clip,
@@ -19,9 +21,11 @@ from ..filters import (
     DnC,
     FLTrust,
     FoolsGold,
+    FreqFed,
     Krum,
     MedianClip,
     MultiKrum,
+    MultiMetrics,
     NearDuplicates,
     NormLimit,
     OpposedClusters,
@@ -32,6 +36,7 @@ from ..filters import (
 )
 from ..filters.cosdefense import Threshold
 from ..filters.flame import Compared
+from ..filters.freqfed import Transformed
 from ..filters.rffl import Start
 from ..filters.signguard import Variant
 from ..hooks import FLWBC, AdversarialTraining
@@ -160,6 +165,57 @@ def flame(compared: Compared = "models", noise: float = 0.001) -> Defense:
             public implementations, too little for a privacy guarantee.
     """
     return Defense((FLAME(compared),), NoisyMean(noise, relative=True))
+
+
+def multi_metrics(share: float = 0.3) -> Defense:
+    """Keep the clients whose models are unusual in none of three distances, then the mean.
+
+    Args:
+        share: The share of clients that is kept.
+    """
+    return Defense((MultiMetrics(share),), Mean())
+
+
+def lasa(sparsity: float = 0.3, dense: bool = False) -> Defense:
+    """Clip and sparsify updates, and average in every tensor the clients that are usual there.
+
+    Args:
+        sparsity: The share of coordinates that is set to zero.
+        dense: Whether clipped updates are averaged, and sparse ones used for the tests only.
+    """
+    return Defense((LASA(sparsity, dense=dense),), Mean())
+
+
+def alignins(fraction: float = 0.3, max_cosine: float = 1.0, max_sign: float = 1.0) -> Defense:
+    """Reject updates of unusual direction or signs, clip the others, then the mean.
+
+    Args:
+        fraction: The share of coordinates, those with the largest magnitudes, whose signs are compared.
+        max_cosine: How far the cosine with the model may be from the median, in standard deviations.
+        max_sign: How far the share of signs may be from the median, in standard deviations.
+    """
+    return Defense((AlignIns(fraction, max_cosine, max_sign),), Mean())
+
+
+def freqfed(transformed: Transformed = "models") -> Defense:
+    """Keep the largest group of models whose low frequencies point the same way, then the mean.
+
+    Args:
+        transformed: Whether models or updates are transformed.
+    """
+    return Defense((FreqFed(transformed),), Mean())
+
+
+def crfl(start: float = 2.0, growth: float = 0.1, max_norm: float = 15.0, std: float = 0.01) -> Defense:
+    """The mean; the new model is clipped, and gets noise.
+
+    Args:
+        start: The largest norm of the model in the first round.
+        growth: How much the largest norm grows per round.
+        max_norm: What it grows to.
+        std: The standard deviation of the noise in every coordinate.
+    """
+    return Defense((), CRFL(start, growth, max_norm, std))
 
 
 def clipping_median(max_norm: MaxNorm = 2.0) -> Defense:

@@ -1,5 +1,6 @@
 """Filters judge the clients of a round: which updates are accepted, and with which weight."""
 
+from .alignins import AlignIns
 from .arc import ARC
 from .bygars import ByGARS, ByGARSPlusPlus
 from .clip import Clip
@@ -9,9 +10,12 @@ from .dnc import DnC
 from .flame import FLAME
 from .fltrust import FLTrust
 from .foolsgold import FoolsGold
+from .freqfed import FreqFed
 from .krum import Krum
+from .lasa import LASA
 from .median_clip import MedianClip
 from .multi_krum import MultiKrum
+from .multi_metrics import MultiMetrics
 from .near_duplicates import NearDuplicates
 from .nnm import NNM
 from .norm_limit import NormLimit
@@ -25,8 +29,10 @@ from .signguard import SignGuard
 __all__ = [
     "ARC",
     "FLAME",
+    "LASA",
     "NNM",
     "RFFL",
+    "AlignIns",
     "ByGARS",
     "ByGARSPlusPlus",
     "Clip",
@@ -35,9 +41,11 @@ __all__ = [
     "DnC",
     "FLTrust",
     "FoolsGold",
+    "FreqFed",
     "Krum",
     "MedianClip",
     "MultiKrum",
+    "MultiMetrics",
     "NearDuplicates",
     "NormLimit",
     "OpposedClusters",

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, Need, State, generator
-from ..ops import fraction_of, keep_lowest
+from ..ops import fraction_of, keep_lowest, round_scores
 from .krum import check_contamination
 
 EQUAL = 1e-9  # eigenvalues that differ by less, relatively, span one space
@@ -83,6 +83,5 @@ def variance_shares(rows: Float[Tensor, "n r"]) -> Float[Tensor, " n"]:
     first = values >= (1 - EQUAL) * values[-1]
     squares = (vectors[:, first].square() * values[first]).sum(dim=1)
     # Beside one huge row all others have the same score, up to rounding that must not choose among them.
-    unit = ROUNDING_OF_SCORES * squares.max().clamp_min(1e-300)
-    squares = ((squares / unit).round() * unit).to(rows.device)
+    squares = round_scores(squares, ROUNDING_OF_SCORES).to(rows.device)
     return (squares * scale * scale).clamp_max(torch.finfo(torch.float64).max)

@@ -10,14 +10,15 @@ No operation copies all rows. It needs a block, a result, or n × n numbers besi
 """
 
 from .clusters import largest_mode, majority_component
-from .coordinatewise import mean_near_median, median, sign_sum, trimmed_mean
+from .coordinatewise import kth_largest, mean_near_median, median, sign_sum, trimmed_mean
 from .cosines import cosine, cosine_distances, cosines
-from .distances import squared_distances
+from .distances import manhattan_distances, squared_distances
 from .finite import finite_rows, stays_finite
+from .frequencies import low_frequencies
 from .norms import clip_rows, rescale_rows, row_norms
 from .precision import compute_dtype
 from .rowwise import clipped_mean, geometric_median, mix_rows, weighted_sum
-from .scores import fraction_of, keep_lowest, mean_of, median_of, min_max, std_of
+from .scores import fraction_of, keep_lowest, mean_of, median_of, min_max, round_scores, std_of, z_scores
 
 __all__ = [
     "clip_rows",
@@ -30,8 +31,11 @@ __all__ = [
     "fraction_of",
     "geometric_median",
     "keep_lowest",
+    "kth_largest",
     "largest_mode",
+    "low_frequencies",
     "majority_component",
+    "manhattan_distances",
     "mean_near_median",
     "mean_of",
     "median",
@@ -39,6 +43,7 @@ __all__ = [
     "min_max",
     "mix_rows",
     "rescale_rows",
+    "round_scores",
     "row_norms",
     "sign_sum",
     "squared_distances",
@@ -46,4 +51,5 @@ __all__ = [
     "std_of",
     "trimmed_mean",
     "weighted_sum",
+    "z_scores",
 ]

@@ -45,6 +45,12 @@ def sign_sum(rows: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
     return torch.cat(list(blocks))
 
 
+def kth_largest(values: Float[Tensor, " k"], rank: int) -> Float[Tensor, ""]:
+    """The `rank`-th largest value."""
+    wide = values.to(compute_dtype(values.dtype))  # a CPU selects among float16 values slowly or not at all
+    return wide.kthvalue(len(values) - rank + 1).values.to(values.dtype)
+
+
 def mean_near_median(rows: Float[Tensor, "n k"], keep: int, members: Int[Tensor, " m"]) -> Float[Tensor, " k"]:
     """Coordinate-wise mean of the `keep` members' values nearest to their median; of a tie, the lower."""
 

@@ -33,6 +33,11 @@ def squared_distances(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
     return _subtract_rows(rows) if _has_few_rows(rows) else distances_and_products(rows)[0]
 
 
+def manhattan_distances(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
+    """Σ |x − y| for every two rows, in float64."""
+    return _subtract_rows(rows, power=1)
+
+
 def distances_and_products(rows: Float[Tensor, "n k"]) -> tuple[Float[Tensor, "n n"], InnerProducts]:
     """Squared distances, and the inner products of all rows around one of them."""
     if _has_few_rows(rows):
@@ -46,17 +51,17 @@ def _has_few_rows(rows: Float[Tensor, "n k"]) -> bool:
     return rows.device.type == "cpu" and len(rows) <= FEW
 
 
-def _subtract_rows(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
-    """Distances from differences: nothing cancels, and no bit depends on the order of the rows."""
-    rows, pairs = rows.detach(), torch.triu_indices(len(rows), len(rows), 1)
+def _subtract_rows(rows: Float[Tensor, "n k"], power: int = 2) -> Float[Tensor, "n n"]:
+    """Σ |x − y|^power from differences: nothing cancels, and no bit depends on the order of the rows."""
+    rows, pairs = rows.detach(), torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
 
     def measure(where: slice) -> Tensor:
-        total = torch.zeros(pairs.shape[1], dtype=torch.float64)
+        total = torch.zeros(pairs.shape[1], dtype=torch.float64, device=rows.device)
         for wide in float64_blocks(rows[:, where]):
-            total += pdist(wide).square_()
+            total += pdist(wide, power).pow_(power)
         return total
 
-    distances = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    distances = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     total = reduce(Tensor.add_, map_in_threads(measure, column_ranges(rows)))
     distances[pairs[0], pairs[1]] = distances[pairs[1], pairs[0]] = total
     return distances

@@ -45,5 +45,19 @@ def keep_lowest(scores: Float[Tensor, "*rows n"], keep: int) -> Float[Tensor, "*
     return below + tied * share
 
 
+def z_scores(scores: Float[Tensor, " n"], rounding: float = 1e-12) -> Float[Tensor, " n"]:
+    """|score − median| in standard deviations; zero where these are no larger than `rounding` of the largest score."""
+    scale = scores.abs().max()
+    deviation, center = std_of(scores / torch.where(scale > 0, scale, 1)) * scale, median_of(scores)
+    varies = deviation > rounding * scale
+    return torch.where(varies, (scores - center).abs() / torch.where(varies, deviation, 1), 0)
+
+
+def round_scores(scores: Float[Tensor, " n"], unit: float) -> Float[Tensor, " n"]:
+    """Rounds to multiples of `unit` largest scores, so that scores that differ by rounding errors are equal."""
+    unit = unit * float(scores.abs().max()) or 1.0
+    return (scores / unit).round() * unit
+
+
 def median_of(scores: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     return median(scores[:, None])[0]
