@@ -368,7 +368,7 @@ def test_limits_must_be_positive() -> None:
 
 
 def test_a_signal_is_handled_while_the_superlink_is_silent() -> None:
-    """Flower ends an orphaned ServerApp by a signal that one of its threads raises. It is handled before the timeout."""
+    """Flower ends an orphaned ServerApp by a signal that one of its threads raises. It must not wait."""
 
     def stop(*_: object) -> None:
         raise InterruptedError("stopped by a signal")

@@ -78,7 +78,7 @@ def test_rejections_name_node_reason_and_score(lines: list[str], tmp_path: Path)
             return reply(message, content(trained(start, node, size=-0.9), {"loss": 1.0, "num-examples": 1}))
         return reply(message, error=Error(0, "no disk")) if node == NODES[1] else honest(message)
 
-    names = {NODES[0]: "hospital A", str(NODES[1]): "hospital B"}
+    names: dict[int | str, str] = {NODES[0]: "hospital A", str(NODES[1]): "hospital B"}
     defended = Defended(STRATEGIES["FedAvg"](), MultiKrum(), checkpoint_dir=tmp_path, node_names=names)
     defended.start(LocalGrid(behave), record(model()), num_rounds=1)
     text = "\n".join(lines)
