@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import subprocess
 from pathlib import Path
 
@@ -161,6 +162,21 @@ def test_what_is_dropped_when_a_run_is_resumed_is_documented(tmp_path: Path) -> 
     assert verify(tmp_path, kept).faults[0].endswith(f"({folder.records}, line 8 says that it was dropped or replaced)")
     assert read_run(tmp_path).summary is None
     assert [record.round for record in read_run(tmp_path).rounds] == [0, 1, 2]
+
+
+def test_a_full_disk_leaves_no_incomplete_line(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, 2)
+    before, limits = folder.records.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"No space left|File too large"):
+            folder.append(record(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert folder.records.read_bytes() == before
+    folder.rewind(folder.load())
+    folder.append(record(2))
+    assert not verify(tmp_path).faults
 
 
 def test_a_discarded_beginning_is_documented(tmp_path: Path) -> None:

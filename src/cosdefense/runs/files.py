@@ -5,6 +5,7 @@ Records and checkpoints hold seeds, models and judgments about clients.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,18 @@ def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         os.fsync(file.fileno())
     os.replace(partial, path)
     sync_folder(path.parent)
+
+
+def append_whole(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+    """Append to a file. On a full disk nothing is appended, rather than a part."""
+    with open(path, "ab", buffering=0, opener=open_with(mode)) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def sync_folder(path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from .chain import INCOMPLETE, START, Line, find_fault, read_chain, read_digest, seal, seal_all
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .files import PRIVATE, make_private_folder, open_with, sync_folder, write_atomically
+from .files import PRIVATE, append_whole, make_private_folder, sync_folder, write_atomically
 from .metrics import attack_stop_of, summarize
 from .records import (
     RECORDS,
@@ -187,8 +187,7 @@ class RunFolder:
         if files and path.stat().st_size >= self._max_file:
             self._sync_records()  # only the last file may be incomplete after a crash
             path = self.path / name_record_file(len(files))
-        with open(path, "ab", opener=open_with(self._get_mode())) as file:
-            file.write(text)
+        append_whole(path, text, self._get_mode())
         if path not in files:
             sync_folder(self.path)
 
