@@ -46,8 +46,9 @@ class Defense:
         aggregator: Combines the updates that are left.
         hooks: What honest clients do while they train: the simulator runs them, a server cannot.
         buffers: How buffers (BatchNorm statistics) and frozen parameters are combined. "median": the coordinate-wise
-            median over all clients, unless a filter replaces them by the server's own (FLTrust). "aggregator": by the
-            aggregator, as the weights of the model are. If that is a mean, an accepted client can move them anywhere.
+            median over all clients, unless a filter replaces them by the server's own (FLTrust, ByGARS).
+            "aggregator": by the aggregator, as the weights of the model are. If that is a mean, an accepted client
+            can move them anywhere.
     """
 
     filters: tuple[Filter, ...]

@@ -37,6 +37,7 @@ class ByGARS(Filter):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA})
+    replaces_buffers: ClassVar[bool] = True
 
     steps: int = 3
     rate: float = 0.05
@@ -72,6 +73,7 @@ class ByGARSPlusPlus(Filter):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SERVER_DATA, Need.CLIENT_MEMORY})
+    replaces_buffers: ClassVar[bool] = True
 
     rate: float = 0.1
     capacity: int = 10_000
