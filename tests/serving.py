@@ -21,7 +21,8 @@ def serving(folder: Path, token: str | None = None, *, port: int = 0, metrics: b
     try:
         end = time.monotonic() + 30
         while not server.started:
-            assert time.monotonic() < end, "the server did not start"
+            assert thread.is_alive(), "the server did not start"
+            assert time.monotonic() < end, "the server did not start in time"
             time.sleep(0.01)
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -10,7 +11,10 @@ from typing import TypeVar
 import anyio
 from anyio.to_thread import run_sync
 
+from ..runs.safe_text import log_failure
 from .watched_run import WatchedRun
+
+log = logging.getLogger("uvicorn.error")  # where the server logs
 
 HEARTBEAT = 15  # seconds; a connection that is gone is noticed when something is sent
 MAX_CHANGES = 100  # kept for pages that are slow; those that are slower get a snapshot
@@ -35,15 +39,21 @@ class Broadcast:
     async def follow(self) -> None:
         """Look at the folder until the server stops."""
         while not self._is_stopping():
-            async with self._lock:
-                change = await run_sync(self._run.look)
-                if change is not None:
-                    self.version += 1
-                    self._changes.append((self.version, format_event(change.kind, change.content)))
-            if change is not None:
-                self._changed.set()
-                self._changed = anyio.Event()
+            try:
+                await self._look()
+            except Exception as error:  # the pages that are open must not stop getting news
+                log_failure(log, error, "the run could not be read")
             await anyio.sleep(self._interval)
+
+    async def _look(self) -> None:
+        async with self._lock:
+            change = await run_sync(self._run.look)
+            if change is None:
+                return
+            self.version += 1
+            self._changes.append((self.version, format_event(change.kind, change.content)))
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events: first everything, then what is new. A page that reconnects begins with everything."""

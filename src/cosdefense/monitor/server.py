@@ -44,7 +44,8 @@ class WatchServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, address.host, address.port, access_log=False, log_level="warning", server_header=False,
-                proxy_headers=False, ws="none", limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=3,
+                proxy_headers=False, lifespan="on", ws="none", limit_concurrency=MAX_CONNECTIONS,
+                timeout_graceful_shutdown=3,
             )
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..runs.follow import MAX_ROUNDS, RunFollower
-from ..runs.records import NotARun, RoundRecord
+from ..runs.records import RoundRecord
 from ..runs.run_lock import LOCK, seems_held
 from ..runs.safe_text import printable
 from .rules import DEFAULT_RULES, Rule
@@ -49,8 +49,8 @@ class WatchedRun:
                 if len(new.rounds) < MAX_ROUNDS:
                     break
             self._error = ""
-        except (NotARun, OSError, TypeError, ValueError, AttributeError, LookupError) as error:
-            self._error = printable(error)  # whatever is wrong with the file: the next look may find it repaired
+        except Exception as error:  # whatever is wrong with the files: the next look may find them repaired
+            self._error = printable(f"{type(error).__name__}: {error}")
         return self._compare(added, restarted)
 
     def snapshot(self) -> Json:
