@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -28,6 +30,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 POLL_INTERVAL = 1.0  # seconds between two questions for a message
+N_RETRIES = 20
 HEARTBEAT = 1800.0  # seconds; longer than any test
 Answer = Callable[[Message], RecordDict | None]  # what a node replies to a message; None: nothing
 
@@ -64,17 +67,30 @@ class FleetNode:
     def _work(self) -> None:
         while not self._stop.wait(POLL_INTERVAL):
             try:
-                pulled = self.client.PullMessages(PullMessagesRequest(node=self.node))
+                pulled = self._call(self.client.PullMessages, PullMessagesRequest(node=self.node))
                 for tree in pulled.message_object_trees:
                     self._handle(tree, pulled.messages_list[0].metadata.run_id)
             except httpx.HTTPError as error:  # the run is over, for instance
                 self.errors.append(error)
 
+    def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
+        """Like a SuperNode, it repeats what a busy SuperLink could not do."""
+        for _ in range(N_RETRIES):
+            try:
+                return method(request)
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                    raise
+                self._stop.wait(POLL_INTERVAL)
+        return method(request)
+
     def _handle(self, tree: ObjectTree, run: int) -> None:
         message = pull_and_inflate_object_from_tree(
             tree,
-            make_pull_object_fn_protobuf(self.client.PullObject, self.node, run),
-            make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, self.node, run),
+            make_pull_object_fn_protobuf(partial(self._call, self.client.PullObject), self.node, run),
+            make_confirm_message_received_fn_protobuf(
+                partial(self._call, self.client.ConfirmMessageReceived), self.node, run
+            ),
             return_type=Message,
         )
         message.metadata.__dict__["_message_id"] = tree.object_id  # which the object itself does not contain
@@ -83,13 +99,16 @@ class FleetNode:
             return
         answered = reply(message, body, message_id="", ttl=message.metadata.ttl)
         answered.metadata.__dict__["_message_id"] = answered.object_id
-        pushed = self.client.PushMessages(
+        pushed = self._call(
+            self.client.PushMessages,
             PushMessagesRequest(
                 node=self.node,
                 messages_list=[message_to_proto(remove_content_from_message(answered))],
                 message_object_trees=[get_object_tree(answered)],
                 clientapp_runtime_list=[0.0],
-            )
+            ),
         )
-        push = make_push_object_fn_protobuf(self.client.PushObject, self.node, run, pushed.session_id)
+        push = make_push_object_fn_protobuf(
+            partial(self._call, self.client.PushObject), self.node, run, pushed.session_id
+        )
         push_objects(get_all_nested_objects(answered), push, object_ids_to_push=set(pushed.objects_to_push))

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean
 from cosdefense.filters import CosDefense, MultiKrum
-from cosdefense.flower import Defended
+from cosdefense.flower import Defended, PullLimits
 from cosdefense.monitor import Alarms
 
 from .task import build_network, load_test_set, measure
@@ -31,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         quorum=int(config["quorum"]),
         deadline=float(config["deadline"]),
         observers=[Alarms()],
+        pull_limits=PullLimits(silence=float(config["silence"])),
     )
     defended.start(
         grid,
