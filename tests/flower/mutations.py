@@ -178,7 +178,7 @@ def run_rounds(count: int, seed: int) -> Counter[str]:
 def measure_memory(count: int, seed: int, n_numbers: int = 2**20) -> float:
     """The peak memory of the check of one mutated reply, as a multiple of the size of the model."""
     generator, worst = random.Random(seed), 0.0
-    big = {"body": np.ones((1024, n_numbers // 1024), np.float32), "head": np.ones((10, 10), np.float32)}
+    big = {"body.weight": np.ones((1024, n_numbers // 1024), np.float32), TARGET: np.ones((3, 6), np.float32)}
     sent = SentModel.of(big)
     message = send_round(Defended(STRATEGIES["FedAvg"](), Clip(1e9), seed=seed), big)[0]
     request = Request.of([message], sent, StrategyMetrics("num-examples"))
