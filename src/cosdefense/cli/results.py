@@ -79,7 +79,7 @@ COLUMNS = {
     "tail_accuracy": "mean of last tenth, %",
     "attack_success": "attack success, %",
     "source_recall": "source recall, %",
-    "clean_target_rate": "target rate on clean images, %",
+    "clean_target_rate": "clean target rate, %",
     "adversarial_accuracy": "adversarial accuracy, %",
     "batch_statistics_accuracy": "accuracy with batch statistics, %",
     "malicious_rejected": "malicious rejected, %",

@@ -34,6 +34,9 @@ class MaliciousClient:
       `MinSum`, `Mimic`) see a single client, which makes them nearly harmless.
     * `Adaptive` must be given the defense of the server. It tries it on a cohort of this one client.
     * An attack that ascends the loss gets the negated update.
+    * Attacks that need only the global model or this client's own update (`MPAF`, `PoisonedFL`, `ZeroUpdates`,
+      `PoisonedBuffers`) are as strong as in the simulator. `OptimizedTrigger` does not see the model and keeps its
+      first trigger. `DBA` needs its `part`.
 
     A mod cannot change training data. Attacks that poison data also need a call of `poison` in the training loop of
     the app.
