@@ -312,6 +312,79 @@ def test_pca_clustering_takes_the_majority_for_honest() -> None:
     assert result.honest_rejected > result.malicious_rejected + 0.3
 
 
+# Rules of the years 2019 to 2025, with twenty clients in every round
+
+
+def short_run(name: str, attack: Attack, malicious: float = 0.2, **options: float) -> Outcome:
+    world = digits_world(n_clients=20, malicious=malicious, q=0.1)
+    return outcome(world, attack, name, rounds=25, batch=32, sampled=20, options=dict(options))
+
+
+def test_what_breaks_the_mean() -> None:
+    for attack in (SignFlip(5.0), Noise(), InnerProduct()):
+        assert short_run("fedavg", attack).accuracy < 0.25
+
+
+@pytest.mark.parametrize("name", ["nnm", "arc", "dnc", "signguard", "flame", "lasa", "alignins", "freqfed"])
+def test_these_stop_sign_flips(name: str) -> None:
+    defended = short_run(name, SignFlip(5.0))
+    assert defended.accuracy > 0.35
+    if defended.honest_rejected > 0:  # nnm, arc and lasa reject nobody
+        assert defended.malicious_rejected > 0.85
+        assert defended.honest_rejected < 0.4
+
+
+def test_rfa_stops_noise_but_not_sign_flips() -> None:
+    assert short_run("rfa", Noise()).accuracy > 0.5
+    assert short_run("rfa", SignFlip(5.0), malicious=0.4).accuracy < 0.3
+
+
+def test_multi_metrics_stops_identical_updates_and_rejects_most_honest_clients() -> None:
+    defended = short_run("multi-metrics", InnerProduct())
+    assert defended.accuracy > 0.5
+    assert defended.malicious_rejected > 0.95
+    assert defended.honest_rejected > 0.55
+
+
+@pytest.mark.parametrize("name", ["flame", "freqfed"])
+def test_the_majority_rejects_honest_clients_without_an_attack(name: str) -> None:
+    assert short_run(name, Attack(), malicious=0.0).honest_rejected > 0.25
+
+
+def test_signguard_accepts_what_looks_usual() -> None:
+    tailored = short_run("signguard", MinMax())
+    assert tailored.accuracy < 0.3
+    assert tailored.malicious_rejected < 0.4
+
+
+def test_lasa_does_not_stop_many_identical_updates() -> None:
+    assert short_run("lasa", InnerProduct(), malicious=0.4).accuracy < 0.25
+
+
+def test_a_malicious_client_spoils_its_bucket() -> None:
+    """Two of twenty spoil at most two of ten averages; eight of twenty may spoil more than half of them."""
+    assert short_run("bucketing", SignFlip(5.0), malicious=0.1).accuracy > 0.35
+    assert short_run("bucketing", SignFlip(5.0), malicious=0.4).accuracy < 0.25
+
+
+def test_rlr_learns_nothing_where_honest_clients_disagree() -> None:
+    """Without an attack: eight of ten must agree."""
+    assert short_run("rlr", Attack(), malicious=0.0, agreement=0.8).accuracy < 0.3
+
+
+def test_rlr_stops_a_backdoor_of_few_clients() -> None:
+    world, attack = digits_world(n_clients=20, malicious=0.1, q=0.1), Backdoor(fraction=0.5)
+    plain, defended = (outcome(world, attack, name, rounds=50, batch=32, sampled=20) for name in ("fedavg", "rlr"))
+    assert plain.success > 0.5
+    assert defended.success < 0.3
+    assert defended.accuracy > 0.5
+
+
+def test_fedrola_stops_identical_updates_only() -> None:
+    assert short_run("fedrola", InnerProduct()).accuracy > 0.4
+    assert short_run("fedrola", SignFlip(5.0)).accuracy < 0.25
+
+
 # Defenses in the clients' training
 
 

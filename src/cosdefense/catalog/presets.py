@@ -19,6 +19,7 @@ from ..filters import (
     CosDefense,
     DiverseFL,
     DnC,
+    FedRoLA,
     FLTrust,
     FoolsGold,
     FreqFed,
@@ -35,6 +36,7 @@ from ..filters import (
     SignGuard,
 )
 from ..filters.cosdefense import Threshold
+from ..filters.fedrola import Similarity
 from ..filters.flame import Compared
 from ..filters.freqfed import Transformed
 from ..filters.rffl import Start
@@ -216,6 +218,17 @@ def crfl(start: float = 2.0, growth: float = 0.1, max_norm: float = 15.0, std: f
         std: The standard deviation of the noise in every coordinate.
     """
     return Defense((), CRFL(start, growth, max_norm, std))
+
+
+def fedrola(threshold: float = 0.9, layers: int = 3, similarity: Similarity = "mean") -> Defense:
+    """A mean in which clients that are often too similar to others in some layers count little.
+
+    Args:
+        threshold: The similarity from which a client is suspicious in a tensor.
+        layers: How many tensors are drawn per round.
+        similarity: Whether similarity is the cosine with the mean update, or with the two most similar clients.
+    """
+    return Defense((FedRoLA(threshold, layers, similarity),), Mean())
 
 
 def clipping_median(max_norm: MaxNorm = 2.0) -> Defense:

@@ -7,6 +7,7 @@ from .clip import Clip
 from .cosdefense import CosDefense
 from .diversefl import DiverseFL
 from .dnc import DnC
+from .fedrola import FedRoLA
 from .flame import FLAME
 from .fltrust import FLTrust
 from .foolsgold import FoolsGold
@@ -40,6 +41,7 @@ __all__ = [
     "DiverseFL",
     "DnC",
     "FLTrust",
+    "FedRoLA",
     "FoolsGold",
     "FreqFed",
     "Krum",

@@ -1,7 +1,7 @@
 """DnC: drop the updates that stand out most along the direction in which the round varies most.
 
 Shejwalkar, Houmansadr. Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
-Learning. NDSS 2021. https://www.ndss-symposium.org/ndss-paper/manipulating-the-byzantine/
+Learning. NDSS 2021. https://doi.org/10.14722/ndss.2021.24498
 
 No code by the authors was found. The number of coordinates is that of several public implementations; that the authors
 use one iteration and drop exactly f updates could not be confirmed.

@@ -62,4 +62,5 @@ def _mahalanobis(metrics: Float[Tensor, "n 3"]) -> Float[Tensor, " n"]:
     products = centered[:, :, None] * centered[:, None, :]
     covariance = products.sort(dim=0).values.sum(dim=0) / (len(metrics) - 1)
     inverse = torch.linalg.pinv(covariance, rtol=1e-9, hermitian=True)
-    return ((scaled @ inverse) * scaled).sum(dim=1).to(metrics.device)
+    scores: Tensor = ((scaled @ inverse) * scaled).sum(dim=1)
+    return scores.to(metrics.device)

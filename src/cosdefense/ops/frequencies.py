@@ -19,6 +19,6 @@ def low_frequencies(vector: Float[Tensor, " k"], keep: int) -> Float[Tensor, " k
     wide = vector.detach().double()
     spectrum = torch.fft.rfft(torch.cat([wide[::2], wide[1::2].flip(0)]))[:keep]
     phase = torch.arange(keep, dtype=torch.float64, device=vector.device) * (-math.pi / (2 * size))
-    result = (spectrum * torch.polar(torch.ones_like(phase), phase)).real * math.sqrt(2 / size)
+    result: Tensor = (spectrum * torch.polar(torch.ones_like(phase), phase)).real * math.sqrt(2 / size)
     result[0] *= math.sqrt(0.5)
     return result
