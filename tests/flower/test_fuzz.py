@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from fuzz import run_cases
+from fuzz import Case, run_case, run_cases
 
 SEED = 1
 
@@ -22,3 +22,10 @@ def test_no_hostile_reply_breaks_a_promise() -> None:
     assert outcomes.total() == n
     assert len(outcomes) >= 8  # cases that reach many checks, and some that are harmless
     assert outcomes["accepted"] > 0
+
+
+def test_a_tiny_update_that_alone_is_accepted_does_not_lock_the_others_out() -> None:
+    """FoolsGold rejects seven similar honest nodes and accepts the eighth, whose update is 1e-30 times as long."""
+    case = Case(1_007_736)
+    assert case.setting == ("FedYogi", "FoolsGold", 7)
+    assert run_case(case) == "accepted"

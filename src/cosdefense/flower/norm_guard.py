@@ -38,6 +38,7 @@ class NormGuard:
             raise ValueError(f"max_norm_ratio must be at least 1 and finite, or None, got {max_ratio}")
         self.max_ratio = max_ratio
         self.median: float | None = None  # the running median norm; None: no update has been accepted yet
+        self._round_median = 0.0  # of the updates of this round that are not too long
 
     def reject_long(self, checked: CheckedReplies, model: SentModel) -> None:
         """Move the replies whose updates are too long to the rejected ones."""
@@ -50,6 +51,7 @@ class NormGuard:
             checked.reject(reply.node, Reason.NORM, f"its update has norm {reply.norm:.3g}, the limit is {limit:.3g}")
         if self.median is not None and 2 * len(long) > n_received:
             self.median *= MAX_GROWTH
+        self._round_median = find_lower_median([reply.norm for reply in checked.valid])
 
     @staticmethod
     def reject_short(checked: CheckedReplies) -> None:
@@ -63,8 +65,8 @@ class NormGuard:
         now = find_lower_median(accepted)
         if now == 0:  # carries no information
             return
-        if self.median is None:
-            self.median = now
+        if self.median is None:  # a filter may have accepted nobody but a node that hardly moved
+            self.median = max(now, self._round_median / MAX_GROWTH)
         else:
             self.median = DECAY * self.median + (1 - DECAY) * min(now, MAX_GROWTH * self.median)
 
