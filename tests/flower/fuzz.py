@@ -200,7 +200,7 @@ def run_case(case: Case) -> str:
     if reason not in OPINIONS:  # it did not reach the defense
         assert reasons.get(0) in (None, "unsolicited"), "the hostile node is not named"
         assert result == honest, f"a reply that was rejected ({reason}) changed the result"
-    elif result is None and honest is not None:
+    elif result is None and honest is not None and defended.record.skipped != TOO_FEW:
         raise AssertionError(f"an accepted or judged reply ended the round: {defended.record.skipped}")
     if case.generator.random() < 0.1:  # the next round is not affected
         assert run_next_round(defended) or not is_next_round_usual(strategy, defense, place), (
@@ -209,6 +209,7 @@ def run_case(case: Case) -> str:
     return reason or "accepted"
 
 
+TOO_FEW = "Bulyan returned no model"  # Flower's Bulyan needs seven clients, and a filter may leave fewer
 OPINIONS = (None, "defense")  # the guard has no objection
 
 
