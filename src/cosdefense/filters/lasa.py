@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, State
 from ..ops import clip_rows, kth_largest, median_of, row_norms, weighted_sum, z_scores
+from ..ops.parallel import map_in_threads
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ class LASA(Filter):
         if size == 0 or self.sparsity == 0:
             return rows.new_zeros(len(rows))
         n_kept = size - math.floor(self.sparsity * size + 1e-9)
-        return torch.stack([kth_largest(torch.cat([row[m] for m in matrices]).abs(), n_kept) for row in rows])
+
+        def select(row: Float[Tensor, " d"]) -> Float[Tensor, ""]:
+            return kth_largest(torch.cat([row[where] for where in matrices]).abs(), n_kept)
+
+        return torch.stack(list(map_in_threads(select, list(rows)) if rows.device.type == "cpu" else map(select, rows)))
 
     def _select_usual(self, values: Float[Tensor, "n k"]) -> Bool[Tensor, " n"]:
         signs = torch.stack([(values > 0).sum(dim=1), (values < 0).sum(dim=1)]).double()
