@@ -85,7 +85,7 @@ def test_aggregators(part: Aggregator, dtype: torch.dtype) -> None:
 def test_the_mean_of_many_clients_is_rounded_once(dtype: torch.dtype) -> None:
     """Weights of 1/300 and sums of 300 rows in half precision would lose whole digits."""
     cohort = half_cohort(dtype, n=300)
-    verdict, _ = (defense := Defense((), Mean()))(cohort, defense.init())
+    verdict, _ = (defense := Defense((), Mean(), buffers="aggregator"))(cohort, defense.init())
     exact = cohort.updates.double().mean(dim=0)
     torch.testing.assert_close(verdict.update.double(), exact, rtol=0.501 * torch.finfo(dtype).eps, atol=0)
 
