@@ -462,14 +462,14 @@ def test_untargeted_attacks(attack: Attack, name: str, loss_of_accuracy: float) 
     assert attacked.accuracy < honest(name) - loss_of_accuracy
 
 
-@pytest.mark.parametrize("name", ["cosdefense", "multi-krum"])
-def test_adaptive_attackers_undo_what_was_learned(name: str) -> None:
-    """Twenty rounds with thirty trials each are enough."""
+@pytest.mark.parametrize(("name", "loss_of_accuracy"), [("cosdefense", 0.5), ("multi-krum", 0.4)])
+def test_adaptive_attackers_undo_what_was_learned(name: str, loss_of_accuracy: float) -> None:
+    """Twenty rounds with thirty trials each are enough. Ties share a weight in Multi-Krum, so copies gain less."""
     world, start = learned()
     attacked, honest = (
         outcome(world, attack, name, rounds=100, batch=8, start=start) for attack in (Adaptive(trials=30), Attack())
     )
-    assert attacked.accuracy < honest.accuracy - 0.5
+    assert attacked.accuracy < honest.accuracy - loss_of_accuracy
 
 
 @cache

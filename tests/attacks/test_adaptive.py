@@ -93,7 +93,8 @@ def test_every_defense_with_partial_knowledge(name: str) -> None:
     """What honest clients send changes nothing: it is not known."""
     defense, cohort = get(name), round_of(0)
     others = replace(cohort, updates=torch.where(MALICIOUS[:, None], cohort.updates, 17.0))
-    attack = Adaptive(defense, "partial", trials=20)
+    trials = 75 if name in ("dnc", "alignins", "freqfed") else 20  # these three withstand the first twenty
+    attack = Adaptive(defense, "partial", trials=trials)
     forged, state = attack.forge(cohort, MALICIOUS, attack.init())
     unseen, _ = attack.forge(others, MALICIOUS, attack.init())
     assert bool(forged.isfinite().all())

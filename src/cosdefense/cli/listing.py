@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from ..catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS
+from ..attacks import Attack
+from ..catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, describe
 from ..catalog.signatures import explanations_of, first_line, needs_of, options_of, required_by
-from ..core import Need
+from ..core import Defense, Need
 from ..data import DATASETS
 from ..data.partition import PARTITIONS
 from ..training.models import MODELS
@@ -39,7 +40,7 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
         {
             "name": name,
             "what": first_line(target),
-            "options": options_of(target),
+            "options": {key: _to_plain(value) for key, value in options_of(target).items()},
             "required": required_by(target),
             "explanations": explanations_of(target),
         }
@@ -61,6 +62,11 @@ def table(kind: Kind) -> Table:
         marks = ["✓" if need in entry["needs"] else "" for need in needs]
         shown.add_row(entry["name"], "\n".join([entry["what"], *_option_lines(entry)]), *marks)
     return shown
+
+
+def _to_plain(value: Any) -> Any:
+    """A default that is a defense or an attack, as a table of a configuration file."""
+    return describe(value) if isinstance(value, Defense | Attack) else value
 
 
 def _option_lines(entry: Mapping[str, Any]) -> list[str]:
