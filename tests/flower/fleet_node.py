@@ -51,7 +51,11 @@ class FleetNode:
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._work)
 
     def __enter__(self) -> FleetNode:
-        self.node.node_id = self.activate()
+        try:
+            self.node.node_id = self.activate()
+        except BaseException:
+            self.client.close()
+            raise
         self._thread.start()
         return self
 

@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,12 +134,12 @@ def test_the_fleet_api_is_forwarded(server: Server) -> None:
 def test_a_key_is_registered_on_the_server_and_not_from_elsewhere(server: Server) -> None:
     own = ec.generate_private_key(ec.SECP384R1())
     node = FleetNode(server.running.node_address, server.ca, own, lambda message: None)
-    with pytest.raises(httpx.HTTPStatusError, match="403 Forbidden"):
-        register(server.running.node_address, server.ca, own)
-    with pytest.raises(httpx.HTTPStatusError):
-        node.activate()
-    assert register(server.running.address, server.ca, own) == node.activate()
-    node.client.close()
+    with closing(node.client):
+        with pytest.raises(httpx.HTTPStatusError, match="403 Forbidden"):
+            register(server.running.node_address, server.ca, own)
+        with pytest.raises(httpx.HTTPStatusError):
+            node.activate()
+        assert register(server.running.address, server.ca, own) == node.activate()
 
 
 def test_the_port_of_the_superlink_is_closed_to_nodes(server: Server) -> None:
