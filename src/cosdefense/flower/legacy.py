@@ -33,7 +33,7 @@ POLL_INTERVAL = 1.0  # seconds between two queries of the connected nodes, as lo
 class LegacyStrategy(Strategy):
     """A strategy of `flwr.server.strategy` as one of `flwr.serverapp.strategy`: `Defended(LegacyStrategy(s), filter)`.
 
-    The strategy chooses the nodes, what they are told, and how replies are aggregated. Its `evaluate` is not called:
+    The strategy chooses the nodes, what is sent to them, and how replies are aggregated. Its `evaluate` is not called:
     pass `evaluate_fn` to `start`. Messages are those of the current API, so nodes need a ClientApp that reads them,
     such as `build_client_app` makes from a `NumPyClient`.
     """
@@ -75,8 +75,8 @@ class LegacyStrategy(Strategy):
     ) -> list[Message]:
         messages = []
         for proxy, instructions in chosen:
-            told = ConfigRecord({**config, **instructions.config, "server-round": server_round})
-            content = RecordDict({ARRAYS: self._to_arrays(instructions.parameters), CONFIG: told})
+            sent = ConfigRecord({**config, **instructions.config, "server-round": server_round})
+            content = RecordDict({ARRAYS: self._to_arrays(instructions.parameters), CONFIG: sent})
             messages.append(Message(content, dst_node_id=int(proxy.cid), message_type=kind))
         return messages
 
