@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core import Cohort, Layout, State
-from .attack import Attack, TrainingPlan
-from .explicit_boosting import boost_factor
+from ._scaled_poisoning import ScaledPoisoning
 
 
 @dataclass(frozen=True)
-class TriggerAttack(Attack):
+class TriggerAttack(ScaledPoisoning):
     """Malicious clients add a trigger to a fraction of every batch, label it `target`, and send scale · u.
 
     Args:
@@ -33,15 +30,9 @@ class TriggerAttack(Attack):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
         if self.target < 0:
-            raise ValueError(f"{name}.target must be a class from 0 on, got {self.target}")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"{name}.fraction must be in (0, 1], got {self.fraction}")
-        if self.scale is not None and not 0 < self.scale < math.inf:
-            raise ValueError(f"{name}.scale must be positive and finite, got {self.scale}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"{name}.steps must be at least 1, got {self.steps}")
+            raise ValueError(f"{type(self).__name__}.target must be a class from 0 on, got {self.target}")
+        self._check_poisoning()
 
     @abstractmethod
     def add_trigger(
@@ -54,11 +45,6 @@ class TriggerAttack(Attack):
     ) -> Float[Tensor, "*batch channels height width"]:
         """The images with the trigger that malicious clients train on."""
         return self.add_trigger(images)
-
-    def plan_training(
-        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
-    ) -> TrainingPlan:
-        return TrainingPlan(self.steps)
 
     def poison(
         self,
@@ -74,9 +60,6 @@ class TriggerAttack(Attack):
         images[..., :n_poisoned, :, :, :] = self.add_training_trigger(images[..., :n_poisoned, :, :, :], clients)
         labels[..., :n_poisoned] = self.target
         return images, labels
-
-    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        return cohort.updates * (boost_factor(malicious) if self.scale is None else self.scale), state
 
     def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int

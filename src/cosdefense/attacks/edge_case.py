@@ -9,20 +9,17 @@ the rare inputs are rotated images of one class, so that no other dataset is nee
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core import Cohort, Layout, State
-from .attack import Attack, TrainingPlan
-from .explicit_boosting import boost_factor
+from ._scaled_poisoning import ScaledPoisoning
 
 
 @dataclass(frozen=True)
-class EdgeCase(Attack):
+class EdgeCase(ScaledPoisoning):
     """Malicious clients replace a fraction of every batch by rotated images of `source`, labeled `target`.
 
     They are the images of `source` in the same batch, repeated as often as needed. A batch without any stays as it is.
@@ -51,17 +48,7 @@ class EdgeCase(Attack):
             raise ValueError(f"EdgeCase needs two different classes from 0 on, got {self.source} and {self.target}")
         if not 1 <= self.quarter_turns <= 3:
             raise ValueError(f"EdgeCase.quarter_turns must be from 1 to 3, got {self.quarter_turns}")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"EdgeCase.fraction must be in (0, 1], got {self.fraction}")
-        if self.scale is not None and not 0 < self.scale < math.inf:
-            raise ValueError(f"EdgeCase.scale must be positive and finite, got {self.scale}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"EdgeCase.steps must be at least 1, got {self.steps}")
-
-    def plan_training(
-        self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
-    ) -> TrainingPlan:
-        return TrainingPlan(self.steps)
+        self._check_poisoning()
 
     def poison(
         self,
@@ -85,9 +72,6 @@ class EdgeCase(Attack):
                 batch[:count] = self._rotate(batch[repeated])
                 truth[:count] = self.target
         return poisoned_images, poisoned_labels
-
-    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        return cohort.updates * (boost_factor(malicious) if self.scale is None else self.scale), state
 
     def prepare_evaluation(
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int

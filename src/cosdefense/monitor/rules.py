@@ -6,6 +6,7 @@ nodes therefore ask how likely it is by chance: given how often the other nodes 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ Subject = int | None  # a node; None: the run
 Finding = tuple[Subject, str | None]  # what is wrong with it; None: nothing any more
 
 
-class Rule:
+class Rule(ABC):
     """Looks at a run after each round."""
 
     name: ClassVar[str]
 
+    @abstractmethod
     def check(self, history: RunHistory, active: Collection[Subject]) -> Iterator[Finding]:
         """What is wrong, and which of the active alarms are over. What is not mentioned stays as it is."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
