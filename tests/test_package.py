@@ -35,7 +35,10 @@ PUBLIC = {
         "AccuracyFell", "Alarm", "Alarms", "NodeLost", "NodeRejected", "PrometheusMetrics", "RoundObserver",
         "RoundsSkipped", "Rule", "find_alarms",
     },
-    "cosdefense.testing": {"LAYOUT", "check_aggregator", "check_attack", "check_defense", "check_filter"},
+    "cosdefense.testing": {
+        "LAYOUT", "Agreement", "WorstRound", "check_aggregator", "check_attack", "check_defense", "check_filter",
+        "check_restoring", "find_worst_round",
+    },
 }  # fmt: skip
 
 # Each folder may import from itself and from those before it.

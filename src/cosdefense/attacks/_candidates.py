@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..core import Cohort
 from ..ops import row_norms
-from ._geometry import normalize, remove_projection
+from ._geometry import normalize, normalize_rows, remove_projection
 
 DirectionName = Literal["reversed", "orthogonal", "sign", "deviation", "last_layer", "positive_cosine"]
-BaseName = Literal["mean", "own"]
+BaseName = Literal["mean", "own", "copied"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Candidate:
         direction: The direction that does the damage, see `CandidateBuilder`.
         magnitude: The length along that direction, in norms of the known mean.
         base: "mean": the known mean, the same for all malicious clients. "own": every malicious client's own update.
+            "copied": the known update that is least along the known mean, the same for all malicious clients.
         base_weight: The factor of the base, from 0 to 1.
     """
 
@@ -71,7 +72,10 @@ class CandidateBuilder:
     ) -> CandidateBuilder:
         own = cohort.updates[malicious]
         mean = known.mean(dim=0)
-        return cls(_compute_directions(cohort, known, mean), {"mean": mean.expand_as(own), "own": own})
+        t = cohort.layout.n_trainable
+        copied = known[(known[:, :t] @ mean[:t]).argmin()]
+        bases = {"mean": mean.expand_as(own), "own": own, "copied": copied.expand_as(own)}
+        return cls(_compute_directions(cohort, known, mean), bases)
 
     def build(self, candidate: Candidate) -> Float[Tensor, "m d"]:
         """The row of every malicious client. NaN and infinity are replaced: a defense would reject them."""
@@ -94,11 +98,9 @@ def _compute_directions(cohort: Cohort, known: Tensor, mean: Float[Tensor, " d"]
         "last_layer": last_layer,
         "positive_cosine": _rotate_to_positive_cosine(known, reversed_, t),  # similar to honest updates on average
     }
-    norm = row_norms(mean[None, :t])
-    for name, direction in directions.items():
-        own_norm = row_norms(direction[None, :t])
-        directions[name] = direction * torch.where(own_norm > 0, norm / own_norm, 0).to(reversed_.dtype)
-    return directions
+    norm, own_norms = row_norms(mean[None, :t]), row_norms(torch.stack([*directions.values()])[:, :t])
+    factors = torch.where(own_norms > 0, norm / own_norms, 0).to(reversed_.dtype)
+    return {name: factor * direction for factor, (name, direction) in zip(factors, directions.items(), strict=True)}
 
 
 def _remove_model(cohort: Cohort, direction: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
@@ -118,7 +120,7 @@ def _rotate_to_positive_cosine(
     The mean update weights clients by their norm, the mean cosine does not. A direction can therefore oppose the mean
     update and still have a positive mean cosine.
     """
-    center = normalize(torch.stack([normalize(row.double()) for row in known[:, :t]]).mean(dim=0))
+    center = normalize(normalize_rows(known[:, :t].double()).mean(dim=0))
     rotated, wide = direction.clone(), direction[:t].double()
     orthogonal = normalize(remove_projection(wide, center))
     rotated[:t] = (row_norms(wide[None]) * (orthogonal + 0.01 * center)).to(rotated.dtype)

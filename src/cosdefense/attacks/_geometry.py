@@ -18,8 +18,13 @@ def remove_projection(vector: Float[Tensor, " k"], other: Float[Tensor, " k"]) -
 
 def normalize(vector: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Scale the vector to norm 1. A zero vector stays zero."""
-    norm = row_norms(vector[None])
-    return vector / torch.where(norm > 0, norm, 1)
+    return normalize_rows(vector[None])[0]
+
+
+def normalize_rows(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Scale every row to norm 1. A row of zeros stays zero."""
+    norms = row_norms(rows)
+    return rows / torch.where(norms > 0, norms, 1)[:, None]
 
 
 def draw_unit_vectors(cohort: Cohort, malicious: Bool[Tensor, " n"], purpose: str) -> Float[Tensor, "m t"]:
@@ -31,4 +36,4 @@ def draw_unit_vectors(cohort: Cohort, malicious: Bool[Tensor, " n"], purpose: st
     drawn = [
         torch.randn(size, generator=generator(cohort.seed, purpose, client), dtype=torch.float64) for client in clients
     ]
-    return torch.stack([normalize(vector) for vector in drawn]).to(cohort.updates.device)
+    return normalize_rows(torch.stack(drawn)).to(cohort.updates.device)
