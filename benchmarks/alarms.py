@@ -6,31 +6,43 @@ The runs: cosdefense run experiments/alarms.toml
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from cosdefense.monitor import find_alarms
 from cosdefense.runs.packed_records import read_runs
 from cosdefense.runs.records import RunRecord
 
+HEADER = (
+    "attack", "defense", "runs × rounds", "alarms about honest nodes", "malicious named", "median round", "others",
+)  # fmt: skip
+
 
 def main() -> None:
-    print("| attack | defense | rounds | alarms about honest nodes | malicious named | in rounds | other alarms |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    groups = defaultdict[tuple[str, str], list[RunRecord]](list)
     for run in read_runs(Path(sys.argv[1])):
-        print(f"| {' | '.join(map(str, describe(run)))} |")
+        groups[run.header["attack"], run.header["defense"]].append(run)
+    rows = [HEADER, ("---",) * len(HEADER), *(describe(*names, runs) for names, runs in groups.items())]
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |")
 
 
-def describe(run: RunRecord) -> list[object]:
-    attacked = run.header["attack"] != "none"
-    malicious = set(run.header["malicious_clients"]) if attacked else set[int]()
-    alarms = find_alarms(run.rounds)
-    honest = [alarm for alarm in alarms if alarm.node is not None and alarm.node not in malicious]
-    named = {alarm.node: alarm.round + 1 for alarm in reversed(alarms) if alarm.node in malicious}
-    n_others = sum(alarm.node is None for alarm in alarms)
-    found = (
-        [f"{len(named)} of {len(malicious)}", ", ".join(map(str, sorted(named.values())))] if attacked else ["–", "–"]
-    )
-    return [run.header["attack"], run.header["defense"], len(run.rounds), len(honest), *found, n_others]
+def describe(attack: str, defense: str, runs: Sequence[RunRecord]) -> tuple[object, ...]:
+    """One line: all seeds together."""
+    n_honest = n_others = n_malicious = 0
+    named: list[int] = []  # in which round each malicious node was named first
+    for run in runs:
+        malicious = set(run.header["malicious_clients"]) if attack != "none" else set[int]()
+        alarms = find_alarms(run.rounds)
+        n_others += sum(alarm.node is None for alarm in alarms)
+        n_honest += sum(alarm.node is not None and alarm.node not in malicious for alarm in alarms)
+        n_malicious += len(malicious)
+        named += {alarm.node: alarm.round + 1 for alarm in reversed(alarms) if alarm.node in malicious}.values()
+    size = f"{len(runs)} × {len(runs[0].rounds)}"
+    found = f"{len(named)} of {n_malicious}" if n_malicious else "–"
+    return attack, defense, size, n_honest, found, f"{median(named):g}" if named else "–", n_others
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from federations import model, reply, send_round, to_arrays, trained
+from flwr.serverapp.strategy import FedAvg
 from malformed import honest_body
 from strategies import STRATEGIES
 
 from cosdefense import Defense, Filter, get
 from cosdefense.aggregators import Mean
-from cosdefense.filters import CosDefense, FoolsGold, Krum
+from cosdefense.filters import Clip, CosDefense, FoolsGold, Krum
 from cosdefense.flower import Defended
 from cosdefense.flower.arrays import NDArray
+from cosdefense.runs.records import RoundRecord
 
 BUFFERS = ("norm.running_mean", "norm.running_var")
 DEFENSES: dict[str, Defense | Filter] = {
@@ -57,3 +59,23 @@ def test_the_noise_of_dp_covers_the_statistics(strategy: str) -> None:
 def test_an_operator_may_leave_them_to_the_strategy() -> None:
     arrays, _ = run_round("FedAvg", Defense((), Mean(), buffers="aggregator"))
     assert (arrays["norm.running_mean"] > 300).all()
+
+
+def test_nodes_with_unusual_statistics_are_named_and_not_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    """Poisoned statistics are their only fault: no filter sees it, and the median makes it harmless."""
+    start, defended = model(), Defended(FedAvg(), Clip(1e30), seed=1)
+    for shift, expected in ((0.0, 0), (1000.0, 2)):
+        messages = send_round(defended, start)
+        models = [trained(start, message.metadata.dst_node_id) for message in messages]
+        for poisoned in models[:2]:
+            poisoned["norm.running_mean"] = poisoned["norm.running_mean"] + np.float32(shift)
+        caplog.clear()
+        defended.aggregate_train(1, [reply(m, honest_body(own)) for m, own in zip(messages, models, strict=True)])
+        named = {message.metadata.dst_node_id for message in messages[:expected]}
+        assert defended.record is not None
+        assert set(defended.record.notes.get("buffers", ())) == named
+        assert all(defended.record.weights)
+        assert RoundRecord.from_json(defended.record.to_json()).notes == defended.record.notes
+        lines = [line for line in caplog.messages if "far from the median" in line]
+        assert len(lines) == len(named)
+        assert all(any(str(node) in line for line in lines) for node in named)

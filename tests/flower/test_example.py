@@ -22,9 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fleet_node import Answer, FleetNode
 from hostile import HOSTILE, answer_honestly
-from loopback import COMMANDS, Loopback
+from loopback import COMMANDS, Loopback, free_port
 from proxy import NGINX
+from watching import ROUNDS, STATE, TEXT, Metrics, open_live_page, scrape
 
+from browser import BROWSER, NAMES, Browser
 from cosdefense.runs.records import RoundRecord, RunRecord, read_run
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.run_lock import RunInUse
@@ -114,26 +116,55 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 @pytest.fixture(scope="module")
-def interrupted(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
-    """The folder of a run of two rounds, and its records after the first, when the SuperLink was killed.
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("interrupted") / "run"
 
-    The quorum is all nodes. If an honest reply were missing, Multi-Krum would expect fewer malicious replies than there
-    are, and accept one of them. The deadline is long because no node is silent: rounds end when all have replied.
+
+@pytest.fixture(scope="module")
+def page(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser | None]:
+    """The live page of the run, opened in a browser before the run begins. None: there is no browser."""
+    if BROWSER is None:
+        yield None
+        return
+    with open_live_page(run_folder, tmp_path_factory.mktemp("page")) as opened:
+        yield opened
+
+
+@dataclass(frozen=True)
+class InterruptedRun:
+    """A run of two rounds whose SuperLink was killed in the second, and what was seen of it before that."""
+
+    folder: Path
+    first: RunRecord
+    metrics: Metrics
+    page: str  # the text of the live page; empty without a browser
+
+
+@pytest.fixture(scope="module")
+def interrupted(federation: Federation, run_folder: Path, page: Browser | None) -> InterruptedRun:
+    """The quorum is all nodes, and the deadline is long because no node is silent.
+
+    If an honest reply were missing, Multi-Krum would expect fewer malicious replies than there are, and accept one of
+    them. Rounds end when all have replied.
     """
-    folder, running = tmp_path_factory.mktemp("interrupted") / "run", federation.running
+    folder, running, port = run_folder, federation.running, free_port()
     settings: dict[str, str | int | float | bool] = {
         "num_server_rounds": 2, "min_nodes": len(NODES), "quorum": len(NODES), "deadline": TIMEOUT,
-        "checkpoint_dir": str(folder), "silence": 40.0,
+        "checkpoint_dir": str(folder), "silence": 40.0, "metrics_port": port,
     }  # fmt: skip
     running.submit(APP, **settings)
     running.wait_for(lambda: (folder / "checkpoint.safetensors").exists(), "the first round", TIMEOUT)
+    metrics = scrape(port, 1)
+    text = str(page.wait_for(f"{ROUNDS} === '1' && {STATE} === 'running' && {TEXT}")) if page else ""
     kill_superlink_alone(running)
     running.wait_for(lambda: is_unlocked(folder), "the end of the orphaned ServerApp", TIMEOUT)
     running.stop("superlink", signal.SIGKILL)
     first = read_run(folder)
+    if page:
+        page.wait_for(f"{STATE} === 'stopped'")
     running.start_superlink()
     running.wait_for_run(running.submit(APP, **settings, resume=True), TIMEOUT)
-    return folder, first
+    return InterruptedRun(folder, first, metrics, text)
 
 
 def kill_superlink_alone(running: Loopback) -> None:
@@ -151,10 +182,8 @@ def is_unlocked(folder: Path) -> bool:
         return False
 
 
-def test_malicious_nodes_are_rejected_and_the_model_learns(
-    federation: Federation, interrupted: tuple[Path, RunRecord]
-) -> None:
-    folder, _ = interrupted
+def test_malicious_nodes_are_rejected_and_the_model_learns(federation: Federation, interrupted: InterruptedRun) -> None:
+    folder = interrupted.folder
     rounds = read_run(folder).rounds
     for line in rounds:
         expected = {**dict.fromkeys(MALICIOUS, "defense"), **dict.fromkeys(HONEST)}
@@ -165,17 +194,49 @@ def test_malicious_nodes_are_rejected_and_the_model_learns(
     assert (folder / "report.html").exists()
 
 
-def test_a_killed_superlink_resumes_after_the_last_round(interrupted: tuple[Path, RunRecord]) -> None:
+def test_a_killed_superlink_resumes_after_the_last_round(interrupted: InterruptedRun) -> None:
     """The SuperLink was killed after the first round. Its ServerApp ended without another record and released the lock.
 
     A run with resume=true did the second round.
     """
-    folder, first = interrupted
-    assert len(first.rounds) == 1
-    rounds = read_run(folder).rounds
+    first, rounds = interrupted.first.rounds, read_run(interrupted.folder).rounds
+    assert len(first) == 1
     assert [line.round for line in rounds] == [0, 1]
-    assert rounds[0] == first.rounds[0]
+    assert rounds[0] == first[0]
     assert rounds[1].skipped is None
+
+
+def test_the_live_page_follows_the_run_in_a_browser(
+    federation: Federation, interrupted: InterruptedRun, page: Browser | None
+) -> None:
+    """It was opened before the run began, and saw it running, stopped and resumed without being loaded again."""
+    if page is None:
+        pytest.skip(f"needs a browser: {', '.join(NAMES)}")
+    accuracies = [f"{100 * (line.accuracy or 0):.1f} %" for line in read_run(interrupted.folder).rounds]
+    assert f"{federation.ids[MALICIOUS[0]]} defense" in interrupted.page
+    assert f"{len(HONEST)} of {len(NODES)}" in interrupted.page
+    assert accuracies[0] in interrupted.page
+    assert accuracies[1] not in interrupted.page
+    page.wait_for(f"{ROUNDS} === '2,1' && {STATE} === 'finished'")
+    assert accuracies[1] in str(page.evaluate(TEXT))
+    assert page.evaluate("performance.getEntriesByType('navigation').length") == 1
+
+
+def test_the_server_app_serves_prometheus_metrics(federation: Federation, interrupted: InterruptedRun) -> None:
+    """Scraped over HTTP after the first round, while the second was running."""
+    (line,), served = interrupted.first.rounds, interrupted.metrics
+    expected: Metrics = {
+        ("cosdefense_rounds_total", ()): 1, ("cosdefense_skipped_rounds_total", ()): 0,
+        ("cosdefense_replies_accepted_total", ()): len(HONEST), ("cosdefense_last_round_nodes", ()): len(NODES),
+        ("cosdefense_replies_rejected_total", ("defense",)): len(MALICIOUS),
+    }  # fmt: skip
+    for name, node in federation.ids.items():
+        expected["cosdefense_node_accepted_total", ("", str(node))] = name in HONEST
+        expected["cosdefense_node_rejected_total", ("", str(node))] = name in MALICIOUS
+    assert {key: served.get(key) for key in expected} == expected
+    # Records are rounded.
+    assert served["cosdefense_accuracy", ()] == pytest.approx(line.accuracy, abs=1e-6)
+    assert served["cosdefense_phase_seconds_total", ("train",)] == pytest.approx(line.seconds["train"], abs=1e-3)
 
 
 # ---- hostile nodes of every kind, and a node that is killed
@@ -187,15 +248,16 @@ EXPECTED = {  # why each hostile node is rejected
 
 
 def test_a_federation_with_hostile_nodes_learns_as_without_them(
-    federation: Federation, interrupted: tuple[Path, RunRecord], tmp_path: Path
+    federation: Federation, interrupted: InterruptedRun, tmp_path: Path
 ) -> None:
     """Each hostile node is rejected in every round, and rounds end at their deadline. One SuperNode is killed.
 
-    The node with poisoned buffers may be accepted: no filter looks at buffers, and their median is not its own.
+    The node with poisoned buffers may be accepted: no filter looks at buffers, and their median is not its own. It is
+    named all the same.
     """
     running, ids, folder = federation.running, federation.ids, tmp_path / "run"
     # Half as long again as a round of the example takes here, in which all nodes import torch.
-    deadline = max(6.0, 1.5 * read_run(interrupted[0]).rounds[1].seconds["train"])
+    deadline = max(6.0, 1.5 * read_run(interrupted.folder).rounds[1].seconds["train"])
     answers: dict[str, Answer] = {f"fleet-{seed}": answer_honestly(seed) for seed in range(10, 13)}
     answers |= HOSTILE | {LATE: answer_honestly(20)}
     with ExitStack() as stack:
@@ -221,6 +283,8 @@ def test_a_federation_with_hostile_nodes_learns_as_without_them(
         others = [reasons[name] for name in ids if name not in EXPECTED and name != VICTIM]
         assert set(others) <= {None, "defense"}
         assert others.count("defense") <= 1  # Multi-Krum rejects a fixed share
+        unusual = {name for name, node in ids.items() if node in line.notes["buffers"]}
+        assert {"poisoned buffers"} <= unusual <= {"poisoned buffers", "sign flip"}
     # In the first round it may have replied before it was killed.
     assert get_reasons(ids, rounds[1]).get(VICTIM, "not connected") is not None
     assert rounds[1].accuracy == 1.0  # what the same nodes reach without the hostile ones

@@ -11,7 +11,7 @@ from cosdefense import Defense, Filter
 from cosdefense.aggregators import Mean
 from cosdefense.filters import CosDefense, MultiKrum
 from cosdefense.flower import Defended, PullLimits
-from cosdefense.monitor import Alarms
+from cosdefense.monitor import Alarms, RoundObserver
 
 from .task import build_network, load_test_set, measure
 
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         checkpoint_dir=str(config["checkpoint-dir"]),
         quorum=int(config["quorum"]),
         deadline=float(config["deadline"]),
-        observers=[Alarms()],
+        observers=build_observers(int(config["metrics-port"])),
         pull_limits=PullLimits(silence=float(config["silence"])),
     )
     defended.start(
@@ -49,6 +49,14 @@ def build_defense(name: str, contamination: float) -> Defense | Filter:
         "none": Defense((), Mean()),  # only malformed and late replies are rejected
     }
     return defenses[name]
+
+
+def build_observers(metrics_port: int) -> list[RoundObserver]:
+    if not metrics_port:
+        return [Alarms()]
+    from cosdefense.monitor import PrometheusMetrics  # needs cosdefense[metrics]
+
+    return [Alarms(), PrometheusMetrics(port=metrics_port)]
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:

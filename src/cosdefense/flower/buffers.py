@@ -1,15 +1,18 @@
-"""Puts the combined buffers (BatchNorm statistics) into messages for a strategy, and into the model it returns."""
+"""Combines the buffers (BatchNorm statistics) of all replies, and puts them into messages and models."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from ..ops import median
+from ..ops import median, row_norms
+from .norm_guard import MAX_RATIO, find_lower_median
 from .reply_checks import ValidReply
 from .sent_model import SentModel
 from .strategy_state import walk_strategies
@@ -23,17 +26,35 @@ PRIVATE = (
 )
 
 
-def combine_buffers(model: SentModel, replies: Sequence[ValidReply]) -> dict[str, Array]:
-    """The new buffers by name, in the dtypes of the model: the median over all replies, rejected ones included."""
+@dataclass(frozen=True, eq=False)
+class CombinedBuffers:
+    arrays: Mapping[str, Array] = field(default_factory=dict)  # by name, in the dtypes of the model
+    unusual: Mapping[int, float] = field(default_factory=dict)  # node → how many times the usual distance to the median
+
+
+def combine_buffers(model: SentModel, replies: Sequence[ValidReply]) -> CombinedBuffers:
+    """The median over all replies, rejected ones included."""
     model = model.only([name for name, _ in model.layout.shapes if name not in model.layout.trainable])
     if not model.layout.size:
-        return {}
-    vector = model.params + median(model.compute_updates([reply.arrays for reply in replies]))
+        return CombinedBuffers()
+    updates = model.compute_updates([reply.arrays for reply in replies])
+    middle = median(updates)
     combined = {}
-    for name, tensor in model.layout.unflatten(vector).items():
+    for name, tensor in model.layout.unflatten(model.params + middle).items():
         values = tensor.numpy().astype(model.arrays[name].dtype)
         combined[name] = Array(np.maximum(values, 0) if name.endswith("running_var") else values)
-    return combined
+    distances = dict(zip([reply.node for reply in replies], row_norms(updates.sub_(middle)).tolist(), strict=True))
+    return CombinedBuffers(combined, _find_unusual(distances))
+
+
+def _find_unusual(distances: Mapping[int, float]) -> dict[int, float]:
+    """The nodes that are far more distant than most. They are named, not rejected: the median is not theirs."""
+    usual = find_lower_median(list(distances.values()))
+    return {
+        node: distance / usual if usual else math.inf
+        for node, distance in distances.items()
+        if not distance <= MAX_RATIO * usual
+    }
 
 
 def set_buffers(record: ArrayRecord, buffers: Mapping[str, Array]) -> None:

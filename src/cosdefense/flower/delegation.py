@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from ..core import Defense, Judged, Verdict
 from ..ops import row_norms
-from .buffers import combine_buffers, is_private, set_buffers
+from .buffers import CombinedBuffers, combine_buffers, is_private, set_buffers
 from .node_ids import to_signed
 from .reply_checks import ValidReply
 from .reply_conversion import ReplyConverter
@@ -46,11 +47,15 @@ class Delegation:
         kept = self.judged.remaining.weights != 0  # `judged.accepted` would copy their rows
         return [replies[client] for client in self.judged.remaining.clients[kept].tolist()]
 
+    @cached_property
+    def buffers(self) -> CombinedBuffers:
+        """Empty if the operator leaves them to the strategy or the aggregator."""
+        combines = self.defense.combines_buffers
+        return combine_buffers(self.converter.model, self.replies) if combines else CombinedBuffers()
+
     def run(self, server_round: int) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The new model and the metrics of the strategy. If it fails, its state is as before."""
-        combines = self.defense.combines_buffers
-        buffers = combine_buffers(self.converter.model, self.replies) if combines else {}
-        messages, key = self._build_messages(), self.converter.arrays_key
+        buffers, messages, key = self.buffers.arrays, self._build_messages(), self.converter.arrays_key
         for message in messages:
             set_buffers(message.content.array_records[key], buffers)
         with restore_on_failure(self.strategy):

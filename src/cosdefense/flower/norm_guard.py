@@ -7,7 +7,7 @@ Some filters compare directions only, and a mean follows its longest row: one re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..ops import row_norms
 from .reasons import Reason
@@ -45,20 +45,15 @@ class NormGuard:
         if self.max_ratio is None or not checked.valid:
             return
         n_received, limit = len(checked.valid), self._compute_limit([reply.norm for reply in checked.valid], model)
-        long = [reply for reply in checked.valid if not (reply.norm <= limit and math.isfinite(reply.norm))]
-        for reply in long:
-            checked.valid.remove(reply)
-            checked.reject(reply.node, Reason.NORM, f"its update has norm {reply.norm:.3g}, the limit is {limit:.3g}")
-        if self.median is not None and 2 * len(long) > n_received:
+        _keep(checked, lambda norm: norm <= limit and math.isfinite(norm), f"the limit is {limit:.3g}")
+        if self.median is not None and 2 * (n_received - len(checked.valid)) > n_received:
             self.median *= MAX_GROWTH
         self._round_median = find_lower_median([reply.norm for reply in checked.valid])
 
     @staticmethod
     def reject_short(checked: CheckedReplies) -> None:
         """For strategies that divide by the norm of every update: one that has not moved would end their round."""
-        for reply in [reply for reply in checked.valid if reply.norm < SMALLEST]:
-            checked.valid.remove(reply)
-            checked.reject(reply.node, Reason.NORM, f"its update has norm {reply.norm:.3g}, which DP cannot divide by")
+        _keep(checked, lambda norm: norm >= SMALLEST, "which DP cannot divide by")
 
     def remember(self, accepted: Sequence[float]) -> None:
         """Take in the norms of the updates that the model was made of."""
@@ -78,6 +73,16 @@ class NormGuard:
         if reference == 0:  # most nodes have not moved, and neither did they before: the model itself is the scale
             reference = measure_model(model)
         return self.max_ratio * reference if reference > 0 else math.inf
+
+
+def _keep(checked: CheckedReplies, is_usable: Callable[[float], bool], problem: str) -> None:
+    """Move the replies whose norm is not usable to the rejected ones. One pass: thousands may be rejected at once."""
+    replies, checked.valid = checked.valid, []
+    for reply in replies:
+        if is_usable(reply.norm):
+            checked.valid.append(reply)
+        else:
+            checked.reject(reply.node, Reason.NORM, f"its update has norm {reply.norm:.3g}, {problem}")
 
 
 def read_median(saved: object) -> float | None:

@@ -56,6 +56,15 @@ def log_verdict(record: RoundRecord, names: NodeNames) -> None:
             log.warning("reply of %s rejected (%s): %s", names.label(node), reason, _show_scores(record, place))
 
 
+def log_unusual_buffers(unusual: Mapping[int, float], names: NodeNames) -> None:
+    for node, ratio in unusual.items():
+        log.warning(
+            "buffers of %s are %.3g times as far from the median of all replies as usual; the model gets the median",
+            names.label(node),
+            ratio,
+        )
+
+
 def log_end(result: Result, seconds: float) -> None:
     log.info("Strategy execution finished in %.2fs", seconds)
     log.info("Final results:")

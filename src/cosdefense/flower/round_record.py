@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flwr.app import MetricRecord
 
@@ -15,7 +15,9 @@ from .reply_checks import CheckedReplies
 PREFIX = "cosdefense"  # of the added metrics
 
 
-def build_record(checked: CheckedReplies, verdict: Verdict | None, skipped: str | None) -> RoundRecord:
+def build_record(
+    checked: CheckedReplies, verdict: Verdict | None, skipped: str | None, notes: Mapping[str, tuple[int, ...]]
+) -> RoundRecord:
     """First the clients that reached the defense, then the others. The number of the round is filled in later."""
     was_judged = verdict is not None and not (verdict.skipped and not verdict.evidence)  # else: too few clients
     weights = verdict.weights.tolist() if verdict is not None else [0.0] * len(checked.valid)
@@ -26,6 +28,7 @@ def build_record(checked: CheckedReplies, verdict: Verdict | None, skipped: str 
         verdict,
         excluded=[rejection.node for rejection in checked.rejected],
         skipped=skipped,
+        notes=dict(notes),
         reasons=(*reasons, *(str(rejection.reason) for rejection in checked.rejected)),
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from .reasons import Reason, Rejection, quote_error
 from .reply_checks import CheckedReplies, ValidReply
 from .reply_conversion import ReplyConverter
 from .result_checks import find_longest
-from .round_log import log_rejection, log_verdict
+from .round_log import log_rejection, log_unusual_buffers, log_verdict
 from .round_record import build_record, build_train_metrics
 from .strategy_state import UnusableResultError, describe_strategy
 
@@ -109,7 +110,9 @@ class TrainingRound:
         if model is None:
             return self._skip(checked, f"{name} returned no model", verdict)
         self.defended.norm_guard.remember([reply.norm for reply in work.accepted])
-        return model, self._record(checked, verdict, None, metrics)
+        log_unusual_buffers(work.buffers.unusual, self.defended.names)
+        notes = {"buffers": tuple(work.buffers.unusual)} if work.buffers.unusual else {}
+        return model, self._record(checked, verdict, None, metrics, notes)
 
     def _build_cohort(self, replies: Sequence[ValidReply]) -> Cohort:
         """If the wrapped strategy aggregates, rows hold only the tensors that the filters look at."""
@@ -131,8 +134,13 @@ class TrainingRound:
         return None, self._record(checked, verdict, reason, None)
 
     def _record(
-        self, checked: CheckedReplies, verdict: Verdict | None, skipped: str | None, metrics: MetricRecord | None
+        self,
+        checked: CheckedReplies,
+        verdict: Verdict | None,
+        skipped: str | None,
+        metrics: MetricRecord | None,
+        notes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> MetricRecord:
-        record = self.defended.record = build_record(checked, verdict, skipped)
+        record = self.defended.record = build_record(checked, verdict, skipped, notes)
         log_verdict(record, self.defended.names)  # rejections before the defense were logged when they were found
         return build_train_metrics(record, metrics)

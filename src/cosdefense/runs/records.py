@@ -37,6 +37,8 @@ class RoundRecord:
     reasons: tuple[
         str | None, ...
     ] = ()  # why each client was rejected, where a real federation knows; None: it was not
+    # Clients of whom something was noticed that is no reason to reject them, by what: "buffers".
+    notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     names: tuple[str | None, ...] = ()  # of the clients, where an operator has named nodes
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by filter; None: never judged
     points: Mapping[str, tuple[tuple[float, float] | None, ...]] = field(default_factory=dict)  # pictures by filter
