@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing.connection import Connection, wait
@@ -27,6 +27,7 @@ from .device import choose_device
 from .experiment import to_table
 from .experiment_file import from_table
 from .files import PRIVATE
+from .gpu_sharing import environment, shared_gpu
 from .many_runs import make_runs
 from .memory import keep_freed_memory
 from .observer import Job, Observer
@@ -89,7 +90,7 @@ def run_in_processes(
     tables = [JobTable.of(job) for job in jobs]
     files = [logs / f"process-{number}.log" for number in range(1, n + 1)]
     work = [Work(tables, str(device), n_threads, data_dir, notes, file) for file in files]
-    with _running(work) as workers:
+    with shared_gpu() if device.type == "cuda" else nullcontext({}) as variables, _running(work, variables) as workers:
         _follow(workers, jobs, observer)
         for number, worker in enumerate(workers, start=1):
             worker.process.join()
@@ -98,11 +99,12 @@ def run_in_processes(
 
 
 @contextmanager
-def _running(work: Sequence[Work]) -> Iterator[list[Worker]]:
+def _running(work: Sequence[Work], variables: Mapping[str, str]) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
     try:
-        for piece in work:
-            workers.append(_start(piece))
+        with environment(variables):
+            for piece in work:
+                workers.append(_start(piece))
         yield workers
     finally:
         _stop(workers)

@@ -1,0 +1,76 @@
+"""The service that lets processes share a GPU. NVIDIA's program is replaced by one that writes down what it is told."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cosdefense.runs.gpu_sharing import CONTROL, LOGS, SOCKETS, SYSTEM_SOCKETS, environment, shared_gpu
+
+PROGRAM = """#!{python}
+import os, pathlib, sys
+told = " ".join(sys.argv[1:]) or sys.stdin.read().strip()
+with open("{log}", "a") as log:
+    print(told, pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).is_dir(), file=log)
+if told == "get_server_list":
+    print("{servers}")
+"""
+
+
+Install = Callable[[str], Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    if (SYSTEM_SOCKETS / "control").exists():
+        pytest.skip("MPS runs on this machine")
+    monkeypatch.delenv(SOCKETS, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def write(servers: str) -> Path:
+        log = tmp_path / "log"
+        program = tmp_path / CONTROL
+        program.write_text(PROGRAM.format(python=sys.executable, log=log, servers=servers))
+        program.chmod(0o755)
+        return log
+
+    return write
+
+
+def test_the_service_runs_while_the_processes_do(install: Install) -> None:
+    log = install("4711")
+    with shared_gpu() as variables:
+        assert set(variables) == {SOCKETS, LOGS}
+        assert log.read_text().splitlines() == [
+            "-d True",
+            f"start_server -uid {os.getuid()} True",
+            "get_server_list True",
+        ]
+    assert log.read_text().splitlines()[3:] == ["quit True"]
+    assert not Path(variables[SOCKETS]).exists()
+
+
+def test_processes_do_without_a_service_whose_server_does_not_start(install: Install) -> None:
+    log = install("")
+    with shared_gpu() as variables:
+        assert variables == {}
+    assert log.read_text().splitlines()[-1] == "quit True"
+
+
+def test_a_service_that_runs_already_is_used_and_left_alone(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = install("4711")
+    monkeypatch.setenv(SOCKETS, "/elsewhere")
+    with shared_gpu() as variables:
+        assert variables == {}
+    assert not log.exists()
+
+
+def test_variables_are_gone_after_the_processes_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOGS, "before")
+    monkeypatch.delenv(SOCKETS, raising=False)
+    with environment({SOCKETS: "sockets", LOGS: "logs"}):
+        assert (os.environ[SOCKETS], os.environ[LOGS]) == ("sockets", "logs")
+    assert SOCKETS not in os.environ
+    assert os.environ[LOGS] == "before"
