@@ -10,3 +10,5 @@ MAY_REJECT_IDENTICAL = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, S
 # For these, identical clients do not give their update.
 ADDS_NOISE = (CRFL, NoisyMean)
 LIMITS_STEPS = (CenteredClipping, NormLimitedMean)
+# Options for tests, where the defaults would take long.
+SHORTER: dict[str, dict[str, int]] = {"deepsight": {"samples": 20, "draws": 1}}

@@ -385,6 +385,30 @@ def test_fedrola_stops_identical_updates_only() -> None:
     assert short_run("fedrola", SignFlip(5.0)).accuracy < 0.25
 
 
+def test_deepsight_stops_a_backdoor_but_not_sign_flips() -> None:
+    """Images with a trigger are all of one class; sign flips touch every class."""
+    backdoor = Backdoor(fraction=1.0)
+    plain, defended = short_run("fedavg", backdoor), short_run("deepsight", backdoor, samples=50)
+    assert plain.success > 0.9
+    assert defended.success < 0.05
+    assert defended.malicious_rejected > 0.95
+    assert defended.honest_rejected < 0.15
+    flipped = short_run("deepsight", SignFlip(5.0), samples=50)
+    assert flipped.accuracy < 0.25
+    assert flipped.malicious_rejected < 0.1
+
+
+def test_fldetector_removes_noise_but_not_label_flips() -> None:
+    """Noise differs in every round; flipped labels are the same data in every round."""
+    noisy = short_run("fldetector", Noise(), window=5)
+    assert noisy.accuracy > 0.5
+    assert noisy.malicious_rejected > 0.55  # all of them, after ten of 25 rounds
+    assert noisy.honest_rejected < 0.1
+    flipped = short_run("fldetector", LabelFlip(1, 7), window=5)
+    assert flipped.success > 0.7
+    assert flipped.malicious_rejected < 0.3
+
+
 # Defenses in the clients' training
 
 

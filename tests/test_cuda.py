@@ -29,7 +29,7 @@ from cosdefense.training.models import resnet18
 from cosdefense.training.task import Task
 from interrupted_runs import rounds_run
 from policies import random_policy, save_policy
-from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
+from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
 
@@ -46,7 +46,7 @@ MNIST = Path(__file__).parents[1] / "experiments" / "mnist-ipm-300.toml"
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters_keep_the_contract(name: str) -> None:
-    part = FILTERS[name]()
+    part = FILTERS[name](**SHORTER.get(name, {}))
     check_filter(part, device="cuda", may_reject_identical=isinstance(part, MAY_REJECT_IDENTICAL))
 
 

@@ -58,4 +58,4 @@ def digits_world(
     )
     samples = {client: own[:shared] for client, own in enumerate(world.partition)} if shared else {}
     server = ServerData(world.task, world.trainer, 1, 8, world.images, world.labels, held, samples)
-    return replace(world, trusted_data=server) if trusted or shared else world
+    return replace(world, trusted_data=server)

@@ -12,6 +12,7 @@ from cosdefense import Aggregator, Cohort, Filter, Layout
 from cosdefense.aggregators import CenteredClipping, GeometricMedian
 from cosdefense.catalog.registry import AGGREGATORS, FILTERS
 from cosdefense.testing.examples import LAYOUT, ExampleTrustedData
+from promises import SHORTER
 
 N_WEIGHTS, N_BUFFERS = 900, 100
 WEIGHTS = Layout((("conv.weight", (N_WEIGHTS,)),), "conv.weight", N_WEIGHTS)
@@ -71,7 +72,7 @@ def example() -> tuple[Cohort, Cohort]:
     return cohort, replace(cohort, updates=changed)
 
 
-@pytest.mark.parametrize("part", [kind() for kind in FILTERS.values()], ids=repr)
+@pytest.mark.parametrize("part", [kind(**SHORTER.get(name, {})) for name, kind in FILTERS.items()], ids=repr)
 def test_no_filter_judges_buffers(part: Filter) -> None:
     state, other_state = part.init(), part.init()
     for _ in range(2):

@@ -60,7 +60,9 @@ from cosdefense.filters import (
     ByGARSPlusPlus,
     Clip,
     CosDefense,
+    DeepSight,
     DnC,
+    FLDetector,
     FoolsGold,
     FreqFed,
     MedianClip,
@@ -72,7 +74,7 @@ from cosdefense.filters import (
     SignGuard,
 )
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
-from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL
+from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER
 
 
 def slow(*parts: object) -> list[Any]:
@@ -81,7 +83,7 @@ def slow(*parts: object) -> list[Any]:
 
 # Every class of the catalog with its defaults, and the options that change its behavior.
 FILTER_CASES = [
-    *(kind() for kind in FILTERS.values()),
+    *(kind(**SHORTER.get(name, {})) for name, kind in FILTERS.items()),
     *slow(
         CosDefense(layer="features.weight"),
         CosDefense(threshold="mean+std", k=0.5),
@@ -90,6 +92,8 @@ FILTER_CASES = [
         MedianClip(ratio=0.5, decay=0.0),
         QuantileClip(quantile=0.2, start=0.1, noise=0.5),
         DnC(contamination=0.2, iterations=3, coordinates=7, filter=1.5),
+        DeepSight(samples=0, min_cluster_size=3, min_samples=3),
+        FLDetector(window=1),
         FLAME("updates"),
         FLAME("head"),
         SignGuard("sim"),
@@ -187,7 +191,7 @@ def test_attacks(attack: Attack) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str) -> None:
-    check_defense(PRESETS[name]())
+    check_defense(PRESETS[name](**SHORTER.get(name, {})))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from cosdefense.aggregators import CenteredClipping, Mean
 from cosdefense.catalog.registry import AGGREGATORS, FILTERS
 from cosdefense.filters import FoolsGold
 from cosdefense.testing.examples import LAYOUT, ExampleTrustedData
+from promises import SHORTER
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -29,6 +30,9 @@ class Rounded(TrustedData):
     def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
         logits, labels = self.server.predict(params.float())
         return logits.to(params.dtype), labels
+
+    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
+        return self.server.predict_random(params.float(), n, seed).to(params.dtype)
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         return self.server.guides(clients, params.float(), seed).to(params.dtype)
@@ -53,7 +57,7 @@ def assert_near(result: Tensor, expected: Tensor, dtype: torch.dtype, scale: flo
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("part", [kind() for kind in FILTERS.values()], ids=repr)
+@pytest.mark.parametrize("part", [kind(**SHORTER.get(name, {})) for name, kind in FILTERS.items()], ids=repr)
 def test_filters(part: Filter, dtype: torch.dtype) -> None:
     state, wide_state = part.init(), part.init()
     for seed in range(3):

@@ -18,7 +18,7 @@ from cosdefense import Cohort, Defense, Filter, Layout
 from cosdefense.aggregators import Mean, Median
 from cosdefense.catalog.registry import FILTERS
 from cosdefense.core import Need, derive
-from cosdefense.filters import Clip, CosDefense, FoolsGold, MultiKrum
+from cosdefense.filters import Clip, CosDefense, DeepSight, FoolsGold, MultiKrum
 from cosdefense.flower import Defended, Reason
 from cosdefense.flower.node_ids import to_signed
 from cosdefense.flower.reasons import Rejection
@@ -91,7 +91,8 @@ def test_accepted_replies_go_to_the_wrapped_strategy() -> None:
 
 
 FILTERS_WITHOUT_DATA = [
-    *(kind() for kind in FILTERS.values() if Need.SERVER_DATA not in kind.needs),
+    *(kind() for kind in FILTERS.values() if not {Need.SERVER_DATA, Need.INFERENCE} & kind.needs),
+    DeepSight(samples=0),
     CosDefense(layer="body.weight"),
     FoolsGold(head_only=True),
 ]

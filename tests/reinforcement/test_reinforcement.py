@@ -102,7 +102,7 @@ def test_the_data_of_honest_clients_have_no_effect() -> None:
 
 def test_the_servers_data_are_simulated_too() -> None:
     world = digits_world()
-    assert build_attackers_world(world).trusted_data is None
+    assert build_attackers_world(replace(world, trusted_data=None)).trusted_data is None
     shared = {client: rows[:2] for client, rows in enumerate(world.partition)}
     data = ServerData(world.task, world.trainer, 1, 4, world.images, world.labels, torch.arange(30), shared)
     simulated = build_attackers_world(replace(world, trusted_data=data))

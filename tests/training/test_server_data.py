@@ -49,7 +49,8 @@ def test_clients_share_some_of_their_own() -> None:
 def test_without_trusted_data_nothing_changes() -> None:
     plain, both = Data(clients=20), Data(clients=20, shared=5)
     worlds = [build_world(Experiment("x", data=data), load("digits"), torch.device("cpu")) for data in (plain, both)]
-    assert worlds[0].trusted_data is None
+    with pytest.raises(MissingTrustedData, match=r"data\.trusted = 100"):
+        worlds[0].trusted_data.update(worlds[0].task.initial(), seed=0)  # type: ignore[union-attr]
     for one, other in zip(worlds[0].partition, worlds[1].partition, strict=True):
         assert torch.equal(one, other)
 

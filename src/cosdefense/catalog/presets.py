@@ -17,9 +17,11 @@ from ..filters import (
     ByGARSPlusPlus,
     Clip,
     CosDefense,
+    DeepSight,
     DiverseFL,
     DnC,
     FedRoLA,
+    FLDetector,
     FLTrust,
     FoolsGold,
     FreqFed,
@@ -208,6 +210,17 @@ def freqfed(transformed: Transformed = "models") -> Defense:
     return Defense((FreqFed(transformed),), Mean())
 
 
+def deepsight(samples: int = 20_000, draws: int = 3, max_suspicious: float = 1 / 3) -> Defense:
+    """Reject clusters of models that were trained on few classes, clip the others, then the mean.
+
+    Args:
+        samples: The number of random images that models are run on. 0 runs none, and compares updates only.
+        draws: How often random images are drawn.
+        max_suspicious: The share of suspicious clients from which a cluster is rejected.
+    """
+    return Defense((DeepSight(samples, draws, max_suspicious),), Mean())
+
+
 def crfl(start: float = 2.0, growth: float = 0.1, max_norm: float = 15.0, std: float = 0.01) -> Defense:
     """The mean; the new model is clipped, and gets noise.
 
@@ -229,6 +242,15 @@ def fedrola(threshold: float = 0.9, layers: int = 3, similarity: Similarity = "m
         similarity: Whether similarity is the cosine with the mean update, or with the two most similar clients.
     """
     return Defense((FedRoLA(threshold, layers, similarity),), Mean())
+
+
+def fldetector(window: int = 10) -> Defense:
+    """Remove clients whose updates do not follow from their earlier ones, then the mean.
+
+    Args:
+        window: How many rounds prediction errors are averaged over, and how many steps of the model are remembered.
+    """
+    return Defense((FLDetector(window),), Mean())
 
 
 def clipping_median(max_norm: MaxNorm = 2.0) -> Defense:

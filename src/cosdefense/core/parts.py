@@ -27,6 +27,7 @@ class Need(StrEnum):
     CLIENT_MEMORY = "memory per client"
     FULL_PARTICIPATION = "full participation"
     COOPERATION = "code on clients"
+    INFERENCE = "inference at the server"
 
 
 @dataclass(frozen=True)

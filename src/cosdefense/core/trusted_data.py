@@ -1,4 +1,4 @@
-"""What a defense may ask of clean data at the server."""
+"""What a defense may ask of a server beyond updates: clean data, and answers of the model."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class TrustedData:
     def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
         """A model's logits on this data, and the true labels."""
         raise MissingTrustedData("this defense needs a server that can test models on clean data")
+
+    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
+        """A model's logits on `n` images of uniformly random pixels in [0, 1]. It needs the model, and no data."""
+        raise MissingTrustedData("this defense needs a server that can run models on random images")
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
         """What each of these clients would send if it trained on the sample of its data that the server has."""

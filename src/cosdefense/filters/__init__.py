@@ -5,10 +5,12 @@ from .arc import ARC
 from .bygars import ByGARS, ByGARSPlusPlus
 from .clip import Clip
 from .cosdefense import CosDefense
+from .deepsight import DeepSight
 from .diversefl import DiverseFL
 from .dnc import DnC
 from .fedrola import FedRoLA
 from .flame import FLAME
+from .fldetector import FLDetector
 from .fltrust import FLTrust
 from .foolsgold import FoolsGold
 from .freqfed import FreqFed
@@ -38,8 +40,10 @@ __all__ = [
     "ByGARSPlusPlus",
     "Clip",
     "CosDefense",
+    "DeepSight",
     "DiverseFL",
     "DnC",
+    "FLDetector",
     "FLTrust",
     "FedRoLA",
     "FoolsGold",

@@ -12,9 +12,11 @@ No operation copies all rows. It needs a block, a result, or n × n numbers besi
 from .clusters import largest_mode, majority_component
 from .coordinatewise import kth_largest, mean_near_median, median, sign_sum, trimmed_mean
 from .cosines import cosine, cosine_distances, cosines
+from .density_clusters import density_clusters
 from .distances import manhattan_distances, squared_distances
 from .finite import finite_rows, stays_finite
 from .frequencies import low_frequencies
+from .groups import count_groups, split_in_two
 from .norms import clip_rows, rescale_rows, row_norms
 from .precision import compute_dtype
 from .rowwise import clipped_mean, geometric_median, mix_rows, weighted_sum
@@ -27,6 +29,8 @@ __all__ = [
     "cosine",
     "cosine_distances",
     "cosines",
+    "count_groups",
+    "density_clusters",
     "finite_rows",
     "fraction_of",
     "geometric_median",
@@ -46,6 +50,7 @@ __all__ = [
     "round_scores",
     "row_norms",
     "sign_sum",
+    "split_in_two",
     "squared_distances",
     "stays_finite",
     "std_of",

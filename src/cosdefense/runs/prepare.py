@@ -70,9 +70,7 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
         )
     except ValueError as error:
         raise ConfigError(f"data.partition: {error}") from error
-    return (
-        replace(world, trusted_data=_server_data(cell, world, held)) if cell.data.trusted + cell.data.shared else world
-    )
+    return replace(world, trusted_data=_server_data(cell, world, held))
 
 
 def _held_out(n: int, n_held: int, seed: int) -> tuple[Int[Tensor, " held"], Int[Tensor, " free"]]:

@@ -40,16 +40,21 @@ class ExampleTrustedData(TrustedData):
         return self.scale * _draw(seed, LAYOUT.size, params) - 0.01 * params
 
     def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        images = _draw(7, 60, params).view(20, 3)
-        tensors = LAYOUT.unflatten(params)
-        hidden = (images @ tensors["features.weight"].T).relu()
-        logits = hidden @ tensors["head.weight"].T + tensors["head.bias"]
-        return logits, torch.arange(20, device=params.device) % 3
+        return _logits(params, _draw(7, 60, params).view(20, 3)), torch.arange(20, device=params.device) % 3
+
+    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
+        return _logits(params, torch.rand(n, 3, generator=torch.Generator().manual_seed(seed)).to(params))
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         # Nearly the same for all, so that identical clients should get equal weights.
         lengths = self.scale * (1 + 1e-3 * (clients % 7).to(params.dtype))
         return lengths[:, None] * _draw(seed, LAYOUT.size, params)
+
+
+def _logits(params: Tensor, images: Tensor) -> Tensor:
+    tensors = LAYOUT.unflatten(params)
+    hidden = (images @ tensors["features.weight"].T).relu()
+    return hidden @ tensors["head.weight"].T + tensors["head.bias"]
 
 
 def _draw(seed: int, size: int, like: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from .executor import train_clients
 from .local_sgd import LocalSGD
 from .task import Task
 
+RANDOM_BATCH = 1000  # random images at a time
+
 
 @dataclass(frozen=True, eq=False)
 class ServerData(TrustedData):
@@ -36,6 +38,13 @@ class ServerData(TrustedData):
     def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
         rows = self._held_rows().to(self.labels.device)
         return self.task.logits(params, to_unit_range(self.images[rows])), self.labels[rows]
+
+    @torch.no_grad()
+    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
+        rng, shape = generator(seed, "random images"), self.images.shape[1:]
+        sizes = [min(RANDOM_BATCH, n - start) for start in range(0, n, RANDOM_BATCH)]
+        batches = (torch.rand(size, *shape, generator=rng).to(params) for size in sizes)
+        return torch.cat([self.task.logits(params, batch) for batch in batches])
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
         names = clients.tolist()
