@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -50,10 +51,10 @@ class NoiseCamouflage(Attack):
         if not bool(malicious.any()):
             return cohort.updates, state
         known, t = cohort.only(known_rows(malicious, self.knowledge)), cohort.layout.n_trainable
-        mean, norm = known.updates.double().mean(dim=0), median_of(row_norms(known.trainable()).double())
-        noise = draw_unit_vectors(cohort, malicious, "noise camouflage")
+        mean, norm = known.updates.mean(dim=0, dtype=torch.float64), median_of(row_norms(known.trainable()).double())
+        rows = draw_unit_vectors(cohort, malicious, "noise camouflage").mul_(norm * self.noise)
+        rows -= norm * self.strength / 2 * normalize(mean[:t])
         forged = cohort.updates.clone()
         forged[malicious] = mean.to(forged.dtype)
-        damage = norm * (self.noise * noise - self.strength / 2 * normalize(mean[:t]))
-        forged[malicious, :t] = damage.to(forged.dtype)
+        forged[malicious, :t] = rows.to(forged.dtype)
         return forged, state
