@@ -91,6 +91,18 @@ def test_received_bytes_with_the_standard_header_are_not_copied() -> None:
     assert np.shares_memory(spec.view(sent), np.frombuffer(sent.data, np.uint8))
 
 
+def test_a_strategy_may_compute_in_place_unless_arrays_are_shared() -> None:
+    numbers = np.arange(18, dtype=np.float32).reshape(3, 6)
+    array = read_array(Array(numbers), ArraySpec((3, 6), np.dtype(np.float32)), "x")
+    own = array.numpy()
+    own *= 2
+    assert np.array_equal(array.numpy(), numbers)
+    assert np.array_equal(np.load(io.BytesIO(array.data)), numbers)
+    array.share()
+    assert np.shares_memory(array.numpy(), np.frombuffer(array.data, np.uint8))
+    assert not array.numpy().flags.writeable
+
+
 @settings(max_examples=50)
 @given(number=draw.one_of(draw.floats(width=32), draw.integers(-(2**62), 2**62)), place=draw.integers(0, 7))
 def test_any_number_of_examples_leaves_the_model_finite(number: float, place: int) -> None:

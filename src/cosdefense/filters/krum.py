@@ -16,6 +16,8 @@ from torch import Tensor
 from ..core import Cohort, Filter, Judgment, Need, State, TooFewClients
 from ..ops import fraction_of, squared_distances
 
+SORTED_ROWS = 256  # at a time
+
 
 @dataclass(frozen=True)
 class Krum(Filter):
@@ -57,4 +59,5 @@ def krum_scores(rule: Filter, cohort: Cohort, f: int) -> Float[Tensor, " n"]:
 def sum_nearest(distances: Float[Tensor, "n n"], n_neighbors: int) -> Float[Tensor, " n"]:
     """For every row, the sum of its distances to the nearest others."""
     others = distances.clone().fill_diagonal_(torch.inf)
-    return others.sort(dim=1).values[:, :n_neighbors].sum(dim=1)
+    # Some rows at a time: sorting also returns indices, which are as large as the distances.
+    return torch.cat([some.sort(dim=1).values[:, :n_neighbors].sum(dim=1) for some in torch.split(others, SORTED_ROWS)])

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 
-from .arrays import NDArray, count_bytes, read_arrays
+from .arrays import CheckedArray, NDArray, count_bytes, read_arrays
 from .metric_checks import Metric, find_wild_losses, read_metrics
 from .reasons import BadReply, Reason, Rejection, quote_error
 from .sent_model import SentModel
@@ -44,7 +44,7 @@ class ValidReply:
 
     node: int
     request: Message  # which it answers
-    serialized: Mapping[str, Array]  # its arrays, with headers that no client wrote
+    serialized: Mapping[str, CheckedArray]  # its arrays, with headers that no client wrote
     arrays: Mapping[str, NDArray]  # views of their numbers, C-contiguous and read-only
     metrics: Mapping[str, Metric]  # without the number of examples
     examples: float
@@ -118,7 +118,7 @@ def _check_sender(reply: Message, node: int) -> None:
 
 
 def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
-    serialized: Mapping[str, Array] = {}
+    serialized: Mapping[str, CheckedArray] = {}
     arrays: Mapping[str, NDArray] = {}
     if request.model is not None:
         serialized = read_arrays(_get_record(reply, ArrayRecord, "arrays"), request.model.specs)

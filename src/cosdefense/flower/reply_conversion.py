@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.app.message import make_message
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, FedProx, Strategy
 
 from ..core import Judged, Layout
 from .arrays import NDArray
@@ -21,6 +21,7 @@ from .strategy_inputs import StrategyMetrics, get_arrays_key
 from .strategy_state import UnusableResultError
 
 METRICS = "metrics"  # the record of metrics in rebuilt messages
+READERS = (FedAvg, FedProx)  # strategies that only read the arrays of messages; a subclass may do anything
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +31,12 @@ class ReplyConverter:
     model: SentModel
     weight_key: str  # the metric that holds the weight of a reply
     arrays_key: str  # the record of arrays in a message
+    reads_only: bool  # whether the strategy leaves the arrays of messages as they are, instead of computing in place
 
     @classmethod
     def of(cls, strategy: Strategy, arrays: Mapping[str, NDArray], head: str | None) -> ReplyConverter:
-        return cls(SentModel.of(arrays, head), StrategyMetrics.of(strategy).weight, get_arrays_key(strategy))
+        weight_key, arrays_key = StrategyMetrics.of(strategy).weight, get_arrays_key(strategy)
+        return cls(SentModel.of(arrays, head), weight_key, arrays_key, type(strategy) in READERS)
 
     @property
     def arrays(self) -> Mapping[str, NDArray]:
@@ -53,6 +56,9 @@ class ReplyConverter:
         The arrays are those that were received, without a copy, unless a filter has changed the update.
         """
         weights = judged.remaining.weights
+        if self.reads_only:
+            for array in (array for reply in accepted for array in reply.serialized.values()):
+                array.share()
         arrays = self._serialize_rewritten(accepted, judged) if judged.rewritten else [r.serialized for r in accepted]
         return [
             self._build_message(reply, own, reply.metrics, weight)

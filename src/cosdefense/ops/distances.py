@@ -93,10 +93,10 @@ def _distances_from_products(products: InnerProducts) -> tuple[Float[Tensor, "m 
     """Squared distances, and which of them are unreliable."""
     squares, center = products.values.diagonal(), products.center
     sums = squares[:, None] + squares
-    distances = sums - 2 * products.values
+    distances = torch.sub(sums, products.values, alpha=2)
     distances[center] = distances[:, center] = squares
     distances.fill_diagonal_(0)
-    unreliable = ~(distances >= RELIABLE_SHARE * sums)  # NaN, from ∞ − ∞, is unreliable too
+    unreliable = (distances >= sums.mul_(RELIABLE_SHARE)).logical_not_()  # NaN, from ∞ − ∞, is unreliable too
     unreliable[center] = unreliable[:, center] = False
     return distances, unreliable.fill_diagonal_(False)
 
@@ -125,4 +125,6 @@ def _connected_groups(pairs: Bool[Tensor, "m m"], members: Int[Tensor, " m"]) ->
 def _equalize_identical_rows(distances: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """Gives identical rows the distances of the first of them: a row's position may change a product by a bit."""
     first = (distances == 0).to(torch.uint8).argmax(dim=1)
+    if torch.equal(first, _all_indices(distances)):
+        return distances
     return distances[first][:, first]

@@ -71,4 +71,6 @@ def _add_lower_half(total: Float[Tensor, "n n"], block: Float[Tensor, "n k"]) ->
 
 
 def _mirror(total: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    return total.tril() + total.tril(-1).T
+    """In place: a round of many clients has large matrices."""
+    upper = total.tril(-1).T
+    return total.tril_().add_(upper)
