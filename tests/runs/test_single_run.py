@@ -245,7 +245,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 def test_states_survive_a_checkpoint(tmp_path: Path) -> None:
     table = ClientTable.empty().with_rows(torch.tensor([2**62, 5]), torch.tensor([[1.0], [2.0]]))
     write_checkpoint(tmp_path / "c", checkpoint_of(Snapshot(7, torch.arange(3.0), (table, None), 4)))
-    result = snapshot_of(read_checkpoint(tmp_path / "c"), ((ClientTable.empty(), None), None))
+    result = snapshot_of(read_checkpoint(tmp_path / "c"), ((ClientTable.empty(), None), None, ()))
     assert result.next_round == 7
     assert result.attack_state == 4
     assert result.defense_state[0].clients.tolist() == [5, 2**62]
@@ -417,7 +417,7 @@ def test_pictures_are_recorded(tmp_path: Path) -> None:
 
 def test_a_dry_run_names_missing_data_and_idle_hooks() -> None:
     digits = load_data("digits")
-    for name, needed in (("fltrust", r"data\.trusted"), ("diversefl", r"clean data at the server")):
+    for name, needed in (("fltrust", r"data\.trusted"), ("diversefl", r"data\.shared")):
         with pytest.raises(ConfigError, match=f"defense {name}: .*{needed}"):
             dry_run(from_table({**TABLE, "defenses": [{"name": name}]}), digits)
     with_data = {**TABLE, "data": {"dataset": "digits", "clients": 20, "trusted": 30}}

@@ -20,7 +20,9 @@ from ..ops import clipped_mean, compute_dtype
 class CenteredClipping(Aggregator):
     """v ← v + mean of (uᵢ − v) · min(1, radius / ‖uᵢ − v‖), starting from the previous round's v.
 
-    The norm is that of the trainable part; the factor applies to the buffers too. Weights are not used.
+    The norm is that of the trainable part; the factor applies to the buffers too. Weights are not used. The paper's
+    clients send worker momentum, a running average of their updates: the hook `worker-momentum`, which the defense
+    `centered-clipping` includes. Without it an attack that hides in the noise of single updates adds up over rounds.
 
     Args:
         radius: Differences are clipped to this norm: one client moves v by at most radius / n. The default is the

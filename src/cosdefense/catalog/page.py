@@ -11,7 +11,8 @@ from typing import Any
 
 from ..attacks import Attack
 from ..core import Defense, Need
-from .registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, describe
+from .facts import FACTS, SYMBOLS
+from .registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, PRESETS_BY_KIND, describe
 from .signatures import description_of, explanations_of, first_line, needs_of, options_of, required_by
 
 # The rows of Table 1 in the CosDefense paper, and the defense that stands for each of them here.
@@ -25,6 +26,27 @@ TABLE_1 = {
     "ByGars": "bygars++",
     "SageFlow": "sageflow",
     "CosDefense": "cosdefense",
+}
+# Defenses that are not in the paper's table, in the same columns.
+ADDED_ROWS = {
+    "Bucketing": "bucketing",
+    "RFA": "rfa",
+    "RLR": "rlr",
+    "Centered clipping": "centered-clipping",
+    "DnC": "dnc",
+    "CRFL": "crfl",
+    "SignGuard": "signguard",
+    "FLAME": "flame",
+    "DeepSight": "deepsight",
+    "FLDetector": "fldetector",
+    "NNM": "nnm",
+    "Multi-Metrics": "multi-metrics",
+    "FreqFed": "freqfed",
+    "FedRoLA": "fedrola",
+    "ARC": "arc",
+    "LASA": "lasa",
+    "AlignIns": "alignins",
+    "Factions": "factions",
 }
 DIFFERENCES = {
     "RFFL": "The paper says that RFFL does not work with client sampling. Its authors expect all clients in every "
@@ -49,9 +71,12 @@ def build_page() -> str:
 
 
 def table_1() -> dict[str, tuple[bool, ...]]:
-    """The paper's columns: works with client sampling, server data, number of attackers, scores kept per client."""
+    """The paper's columns: works with client sampling, server data, number of attackers, scores kept per client.
+
+    The paper's rows come first.
+    """
     columns = (Need.SERVER_DATA, Need.ATTACKER_COUNT, Need.CLIENT_MEMORY)
-    needs = {row: PRESETS[name]().needs for row, name in TABLE_1.items()}
+    needs = {row: PRESETS[name]().needs for row, name in (TABLE_1 | ADDED_ROWS).items()}
     return {
         row: (Need.FULL_PARTICIPATION not in has, *(column in has for column in columns)) for row, has in needs.items()
     }
@@ -59,21 +84,21 @@ def table_1() -> dict[str, tuple[bool, ...]]:
 
 def _describe_defenses() -> Iterator[str]:
     yield "## Defenses by name\n"
-    yield _row(["name", "what it does", "made of", *(f"needs {need}" for need in Need)])
-    yield _row(["---"] * (3 + len(Need)))
-    for name, make in PRESETS.items():
-        defense = make()
-        yield _row(
-            [f"`{name}`", first_line(make), _name_parts(defense), *_marks(need in defense.needs for need in Need)]
-        )
-    yield ""
-    yield "Their options:\n"
+    yield f"Costs count operations at the server: {SYMBOLS}.\n"
+    for kind, group in PRESETS_BY_KIND.items():
+        yield f"### {kind.capitalize()}\n"
+        yield _row(["name", "year", "what it does", "needs", "cost"])
+        yield _row(["---"] * 5)
+        for name, make in group.items():
+            needs = ", ".join(sorted(make().needs)) or "–"
+            yield _row([f"`{name}`", f"{FACTS[name].year}", first_line(make), needs, FACTS[name].cost])
+        yield ""
+    yield "### Parts and options\n"
     yield "* all of them"
     yield f"  * `buffers = median`: {explanations_of(Defense)['buffers']}"
     for name, make in PRESETS.items():
-        if options_of(make):
-            yield f"* `{name}`"
-            yield from (f"  {line}" for line in _list_options(make))
+        yield f"* `{name}`: {_name_parts(make())}"
+        yield from (f"  {line}" for line in _list_options(make))
     yield ""
 
 
@@ -89,8 +114,9 @@ def _describe_table_1() -> Iterator[str]:
     yield _row(["", "here", *headings])
     yield _row(["---"] * (2 + len(headings)))
     for row, values in table_1().items():
-        yield _row([row, f"`{TABLE_1[row]}`", *_marks(values)])
+        yield _row([row, f"`{(TABLE_1 | ADDED_ROWS)[row]}`", *_marks(values)])
     yield ""
+    yield f"The paper has the rows from {next(iter(TABLE_1))} to {list(TABLE_1)[-1]}; the others were added here.\n"
     yield from (f"* **{row}.** {text}" for row, text in DIFFERENCES.items())
     yield ""
 

@@ -43,4 +43,5 @@ def list_parts(
         console.print_json({str(kind): listing.entries(kind) for kind in kinds})
         return
     for kind in kinds:
-        console.out.print(listing.table(kind))
+        for table in listing.tables(kind):
+            console.out.print(table)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from ..attacks import Attack
-from ..catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, describe
+from ..catalog.facts import FACTS, SYMBOLS
+from ..catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS, PRESETS, PRESETS_BY_KIND, describe
 from ..catalog.signatures import explanations_of, first_line, needs_of, options_of, required_by
 from ..core import Defense, Need
 from ..data import DATASETS
@@ -27,6 +29,7 @@ LISTED: dict[Kind, Mapping[str, Callable[..., Any]]] = {
 }
 
 
+KIND_OF = {name: group for group, names in PRESETS_BY_KIND.items() for name in names}
 NEEDY = (Kind.defenses, Kind.filters, Kind.aggregators, Kind.hooks)  # kinds that may ask something of a deployment
 
 
@@ -45,23 +48,48 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
             "explanations": explanations_of(target),
         }
         | ({"needs": sorted(needs_of(target))} if kind in NEEDY else {})
+        | ({"kind": KIND_OF[name], **asdict(FACTS[name])} if kind is Kind.defenses else {})
         for name, target in LISTED[kind].items()
     ]
 
 
-def table(kind: Kind) -> Table:
-    """The same for a person; what a deployment must have is one narrow column each, by initial."""
-    needs = list(Need) if kind in NEEDY else []
-    legend = "needs " + " · ".join(f"{need[0].upper()} {need}" for need in needs) if needs else None
-    shown = Table(title=str(kind), title_justify="left", caption=legend, caption_justify="left", show_lines=True)
-    shown.add_column("name", no_wrap=True)
-    shown.add_column("what it does, options")
-    for need in needs:
-        shown.add_column(need[0].upper(), justify="center", min_width=1)
-    for entry in entries(kind):
-        marks = ["✓" if need in entry["needs"] else "" for need in needs]
-        shown.add_row(entry["name"], "\n".join([entry["what"], *_option_lines(entry)]), *marks)
-    return shown
+def tables(kind: Kind) -> Iterator[Table]:
+    """The same for a person: one table, or one per kind of defense. A need is shown by its initial."""
+    listed = {entry["name"]: entry for entry in entries(kind)}
+    groups = PRESETS_BY_KIND if kind is Kind.defenses else {"": listed}
+    for i, (group, names) in enumerate(groups.items()):
+        title = f"{kind}: {group}" if group else str(kind)
+        legend = _legend(kind) if i == len(groups) - 1 else None
+        shown = Table(title=title, title_justify="left", caption=legend, caption_justify="left", show_lines=True)
+        shown.add_column("name", no_wrap=True)
+        shown.add_column("what it does, options", ratio=1)
+        if kind in NEEDY:
+            shown.add_column("needs", min_width=5)
+        if kind is Kind.defenses:
+            shown.add_column("year", no_wrap=True)
+            shown.add_column("cost", max_width=12)
+        for name in names:
+            shown.add_row(*_cells(kind, listed[name]))
+        yield shown
+
+
+def _legend(kind: Kind) -> str | None:
+    """What the letters and symbols mean."""
+    lines = []
+    if kind in NEEDY:
+        lines.append("needs: " + " · ".join(f"{need[0].upper()} {need}" for need in Need))
+    if kind is Kind.defenses:
+        lines.append(f"cost at the server: {SYMBOLS}")
+    return "\n".join(lines) or None
+
+
+def _cells(kind: Kind, entry: Mapping[str, Any]) -> list[str]:
+    cells = [entry["name"], "\n".join([entry["what"], *_option_lines(entry)])]
+    if kind in NEEDY:
+        cells.append(" ".join(need[0].upper() for need in Need if need in entry["needs"]))
+    if kind is Kind.defenses:
+        cells += [str(entry["year"]), entry["cost"]]
+    return cells
 
 
 def _to_plain(value: Any) -> Any:

@@ -92,12 +92,14 @@ class Aggregator(Part):
 
 @dataclass(frozen=True)
 class ClientHook:
-    """The client's side of a defense: it may change each batch before a step, and the parameters after it.
+    """The client's side of a defense: it may change batches before a step, parameters after it, and what is sent.
 
     Clients may train at the same time: a result may depend on the arguments and on torch's global generator only.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.COOPERATION})
+    # Whether `send` changes the update. Only then it is called, and clients remember something between rounds.
+    keeps_memory: ClassVar[bool] = False
 
     def batch(
         self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
@@ -115,6 +117,12 @@ class ClientHook:
     ) -> Float[Tensor, " d"]:
         """The parameters to continue with; `previous` is the gradient of the step before, None at the first."""
         return params
+
+    def send(
+        self, update: Float[Tensor, " d"], memory: Float[Tensor, " d"] | None, layout: Layout
+    ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """What the client sends, and what it remembers; `memory` is that of its last round, None in its first."""
+        raise NotImplementedError(f"{type(self).__name__}.keeps_memory is set: it must implement send")
 
 
 def check_parts(name: str, parts: Any, kind: type) -> None:

@@ -2,5 +2,6 @@
 
 from .adversarial_training import AdversarialTraining
 from .fl_wbc import FLWBC
+from .worker_momentum import WorkerMomentum
 
-__all__ = ["FLWBC", "AdversarialTraining"]
+__all__ = ["FLWBC", "AdversarialTraining", "WorkerMomentum"]

@@ -63,17 +63,18 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 def checkpoint_of(snapshot: Snapshot) -> Checkpoint:
     """The state of a simulation as named tensors and plain values."""
-    states, tensors = pack((snapshot.defense_state, snapshot.attack_state))
+    states, tensors = pack((snapshot.defense_state, snapshot.attack_state, snapshot.client_memories))
     named = {f"{STATE}{name}": tensor for name, tensor in tensors.items()}
     return Checkpoint(snapshot.next_round, {PARAMS: snapshot.params, **named}, {"states": states})
 
 
-def snapshot_of(checkpoint: Checkpoint, like: tuple[Any, Any]) -> Snapshot:
-    """The state of a simulation again; `like` is what the defense's and the attack's `init()` return."""
+def snapshot_of(checkpoint: Checkpoint, like: tuple[Any, Any, Any]) -> Snapshot:
+    """The state of a simulation again. `like`: what the defense and the attack start from, and clients with hooks."""
     try:
         named = {name.removeprefix(STATE): tensor for name, tensor in checkpoint.tensors.items()}
-        defense_state, attack_state = unpack(checkpoint.metadata["states"], named, like)
-        return Snapshot(checkpoint.next_round, checkpoint.tensors[PARAMS], defense_state, attack_state)
+        states = unpack(checkpoint.metadata["states"], named, like)
+        defense_state, attack_state, memories = states
+        return Snapshot(checkpoint.next_round, checkpoint.tensors[PARAMS], defense_state, attack_state, memories)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise DamagedCheckpoint(f"the checkpoint does not hold the state of this simulation: {error}") from error
 

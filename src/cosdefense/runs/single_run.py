@@ -20,6 +20,7 @@ from ..hooks import AdversarialTraining
 from ..simulation.evaluation import evaluate
 from ..simulation.loop import Round, Snapshot, simulate
 from ..simulation.profiling import Profiler
+from ..simulation.sending import empty_memories
 from ..simulation.world import World
 from .checkpoint import DamagedCheckpoint, checkpoint_of, snapshot_of
 from .device import reproducible
@@ -93,7 +94,7 @@ def _resume_or_begin(cell: Experiment, folder: RunFolder, header: Mapping[str, A
     state = defense.part.init()
     informed, _ = attack.part.with_defense(defense.part, state, attack.part.init())  # as the simulator will
     checkpoint = folder.load(initial.device)
-    snapshot = snapshot_of(checkpoint, (state, informed.init()))
+    snapshot = snapshot_of(checkpoint, (state, informed.init(), empty_memories(defense.part.hooks)))
     if (snapshot.params.shape, snapshot.params.dtype) != (initial.shape, initial.dtype):
         needed, got = (f"{list(t.shape)} {t.dtype}" for t in (initial, snapshot.params))
         raise DamagedCheckpoint(f"{folder.checkpoint} holds another model: needs {needed}, got {got}")

@@ -16,6 +16,7 @@ from .client_training import show_model, train_round
 from .oracle import Oracle
 from .profiling import Profiler
 from .schedule import Schedule
+from .sending import Memories, empty_memories, send_updates
 from .update_buffer import allocate_updates
 from .world import World
 
@@ -32,6 +33,7 @@ class Snapshot:
     params: Float[Tensor, " d"]
     defense_state: State
     attack_state: State
+    client_memories: Memories = ()  # of honest clients, for the defense's hooks
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,7 @@ def simulate(
     device = world.labels.device
     defense = _inform_oracles(defense, world)
     now = resume or Snapshot(0, world.task.initial().to(device), defense.init(), attack.init())
+    memories = now.client_memories or empty_memories(defense.hooks)
     for number in range(now.next_round, rounds):
         profiler, params, attack_state = Profiler(device), now.params, now.attack_state
         attacking = schedule.attacks(number) and attack != Attack()
@@ -89,6 +92,8 @@ def simulate(
                 updates, world, poisoning, attack_state, hooks, params, clients, malicious,
                 steps=local_steps, batch=batch, seed=seed, number=number,
             )  # fmt: skip
+            if defending:
+                memories = send_updates(updates, clients, ~malicious, hooks, memories, world.task.layout)
         malicious_rows = malicious.nonzero().flatten().tolist()
         clients, malicious = clients.to(device), malicious.to(device)
         cohort = Cohort.of(
@@ -108,7 +113,7 @@ def simulate(
         with profiler.measure("defend"):
             verdict, defense_state = _defend(defense, defending, cohort, now.defense_state)
             params = params + verdict.update
-        now = Snapshot(number + 1, params, defense_state, attack_state)
+        now = Snapshot(number + 1, params, defense_state, attack_state, memories)
         yield Round(number, clients, malicious, defending, verdict, now, profiler.seconds, profiler.peak_memory)
 
 
