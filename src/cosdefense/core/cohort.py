@@ -114,9 +114,9 @@ class Cohort:
 def _check_weights(weights: Tensor, updates: Tensor) -> Float[Tensor, " n"]:
     if tuple(weights.shape) != (len(updates),):
         raise ValueError(f"weights need shape ({len(updates)},), got {tuple(weights.shape)}")
-    weights = weights.to(updates.device, compute_dtype(updates.dtype))  # a weight in half precision is off by 0.1 %
+    weights = weights.to(compute_dtype(updates.dtype))  # a weight in half precision is off by 0.1 %
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise ValueError(f"weights must be finite and at least 0, got {weights.tolist()}")
     if len(weights) > 0 and not bool((weights > 0).any()):
         raise ValueError("weights must not all be 0")
-    return weights
+    return weights.to(updates.device)  # after the checks: those would wait for a GPU

@@ -250,8 +250,8 @@ def _reweight(cohort: Cohort, weights: Float[Tensor, " n"] | Bool[Tensor, " n"])
 
 def _drop_rejected(cohort: Cohort, rows: Int[Tensor, " n"]) -> tuple[Cohort, Int[Tensor, " kept"]]:
     """Rejected rows are removed, never zeroed (a zero row attracts Krum)."""
-    kept = cohort.weights != 0
-    return cohort.only(kept), rows[kept.cpu()]
+    kept = (cohort.weights != 0).cpu()  # a single wait for a GPU
+    return (cohort, rows) if bool(kept.all()) else (cohort.only(kept), rows[kept])
 
 
 def _label(part: Filter, taken: Collection[str]) -> str:

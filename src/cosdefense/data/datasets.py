@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
@@ -39,6 +39,16 @@ class Dataset:
     @property
     def n_classes(self) -> int:
         return len(self.classes)
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same samples on this device."""
+        return replace(
+            self,
+            train_images=self.train_images.to(device),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+        )
 
 
 def load(name: str, data_dir: Path | None = None, progress: Progress | None = None, download: bool = True) -> Dataset:

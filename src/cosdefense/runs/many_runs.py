@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,11 @@ def make_runs(
     skip_in_use: bool = False,
 ) -> None:
     """Make these runs one after the other, in this process. Those that another process is making may be skipped."""
+    load_to_device = lru_cache(maxsize=1)(lambda name: load(name).to(device))
     for job in jobs:
         try:
             was_run = run(
-                job.cell, job.folder, load(job.cell.data.dataset), device, notes=notes,
+                job.cell, job.folder, load_to_device(job.cell.data.dataset), device, notes=notes,
                 on_start=partial(observer.run_started, job), on_round=partial(observer.round_recorded, job),
             )  # fmt: skip
             if was_run:

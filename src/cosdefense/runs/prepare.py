@@ -24,6 +24,8 @@ from ..training.server_data import ServerData
 from ..training.task import Task
 from .experiment import Experiment
 
+_recorded_task: dict[object, Task] = {}  # the first task of the model that was run last, at most one
+
 
 class NeverReached(UserWarning):
     """A schedule whose attack or defense never starts."""
@@ -48,13 +50,7 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
     """Which client owns which samples, which clients are malicious, and what they train: decided by the seed."""
     (seed,) = cell.seeds
     held, free = _held_out(len(dataset.train_labels), cell.data.trusted, seed)
-    task = Task.of(
-        build_model(cell, dataset).to(device),
-        mean=dataset.mean,
-        std=dataset.std,
-        bfloat16=cell.training.bfloat16,
-        fast_convolutions=cell.training.fast_convolutions,
-    )
+    task = _build_task(cell, dataset, device)
     try:
         world = World.of(
             task,
@@ -71,6 +67,25 @@ def build_world(cell: Experiment, dataset: Dataset, device: torch.device) -> Wor
     except ValueError as error:
         raise ConfigError(f"data.partition: {error}") from error
     return replace(world, trusted_data=_server_data(cell, world, held))
+
+
+def _build_task(cell: Experiment, dataset: Dataset, device: torch.device) -> Task:
+    """The task of a run. On a GPU, runs of one model in one process share what was recorded for the first of them."""
+    key = (cell.model, dataset.name, cell.training.bfloat16, device)
+    # A model of the catalog has the same operations for every seed; one of the user's own may not.
+    shares = device.type == "cuda" and dict(cell.model)["name"] in MODELS
+    task = Task.of(
+        build_model(cell, dataset).to(device),
+        mean=dataset.mean,
+        std=dataset.std,
+        bfloat16=cell.training.bfloat16,
+        fast_convolutions=cell.training.fast_convolutions,
+        twin=_recorded_task.get(key) if shares else None,
+    )
+    if shares and task.twin is None:
+        _recorded_task.clear()  # its CUDA graphs take memory
+        _recorded_task[key] = task
+    return task
 
 
 def _held_out(n: int, n_held: int, seed: int) -> tuple[Int[Tensor, " held"], Int[Tensor, " free"]]:

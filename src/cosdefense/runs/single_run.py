@@ -170,7 +170,7 @@ def _should_evaluate(number: int, cell: Experiment) -> bool:
 def header_of(cell: Experiment, dataset: Dataset, world: World) -> dict[str, Any]:
     """The first line of the records: all that decided the numbers."""
     (seed,), (attack,), (defense,) = cell.seeds, cell.attacks, cell.defenses
-    labels, device = dataset.train_labels, world.labels.device
+    labels, device = dataset.train_labels.cpu(), world.labels.device
     counts = [torch.bincount(labels[own], minlength=dataset.n_classes).tolist() for own in world.partition]
     return {
         "experiment": to_table(cell),

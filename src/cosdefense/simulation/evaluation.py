@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,13 +50,13 @@ def evaluate(
     size = CHUNK if labels.device.type == "cpu" else GPU_CHUNK
     chunks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
 
-    def evaluate_chunk(task: Task, i: int) -> tuple[Counter[str], Tensor]:
+    def evaluate_chunk(task: Task, i: int) -> tuple[dict[str, Tensor], Tensor]:
         return _evaluate_chunk(task, params, *chunks[i], attack, n_classes, adversary)
 
-    totals, correct_by_class = Counter[str](), torch.zeros(n_classes, dtype=torch.long, device=labels.device)
-    for counts, correct in map_in_threads(task, evaluate_chunk, len(chunks), labels.device):
-        totals.update(counts)
-        correct_by_class += correct
+    results = map_in_threads(task, evaluate_chunk, len(chunks), labels.device)
+    totals = _add_up([sums for sums, _ in results])
+    correct_by_class = torch.stack([correct for _, correct in results]).sum(dim=0)
+    recalls = correct_by_class / _count_classes(labels, torch.ones_like(labels), n_classes)
     targeted = totals["targeted"]
     return Evaluation(
         accuracy=totals["correct"] / len(labels),
@@ -67,7 +68,7 @@ def evaluate(
         batch_statistics_accuracy=(
             _accuracy_with_batch_statistics(task, params, images, labels) if batch_statistics else None
         ),
-        class_recalls=tuple((correct_by_class / torch.bincount(labels, minlength=n_classes)).tolist()),
+        class_recalls=tuple(recalls.tolist()),
     )
 
 
@@ -79,28 +80,41 @@ def _evaluate_chunk(
     attack: Attack,
     n_classes: int,
     adversary: ClientHook | None,
-) -> tuple[Counter[str], Tensor]:
-    """Sums over one chunk by name, and how many of each class are correct."""
-    totals: Counter[str] = Counter()  # on the CPU: one synchronization per chunk costs little beside a forward pass
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Sums over one chunk by name, and how many of each class are correct. They stay on the device."""
     batch = to_unit_range(images)
     logits = _logits(task, params, batch)
     correct = logits.argmax(dim=1) == truth
-    totals["correct"] = int(correct.sum())
-    totals["loss"] = float(cross_entropy(logits, truth, reduction="sum"))  # type: ignore[assignment]
+    sums = {"correct": correct.sum(), "loss": cross_entropy(logits, truth, reduction="sum")}
     aim = attack.prepare_evaluation(batch, truth, n_classes)
     if aim is not None:
         shown, wanted = aim
         answers = (logits if shown is batch else _logits(task, params, shown)).argmax(dim=1)
-        totals["targeted"] = int((wanted >= 0).sum())
-        totals["hit"] = int((answers == wanted).sum())
+        sums["targeted"] = (wanted >= 0).sum()
+        sums["hit"] = (answers == wanted).sum()
         if shown is not batch:
-            totals["changed"] = totals["targeted"]
-            totals["hit unchanged"] = int((logits.argmax(dim=1) == wanted).sum())
-        totals["kept"] = int((correct & (wanted >= 0)).sum())
+            sums["changed"] = sums["targeted"]
+            sums["hit unchanged"] = (logits.argmax(dim=1) == wanted).sum()
+        sums["kept"] = (correct & (wanted >= 0)).sum()
     if adversary is not None:
         changed, _ = adversary.batch(partial(task.loss, params), batch, truth)
-        totals["correct on adversarial"] = int((_logits(task, params, changed).argmax(dim=1) == truth).sum())
-    return totals, torch.bincount(truth[correct], minlength=n_classes)
+        sums["correct on adversarial"] = (_logits(task, params, changed).argmax(dim=1) == truth).sum()
+    return sums, _count_classes(truth, correct.long(), n_classes)
+
+
+def _add_up(sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The totals by name, 0 for a name that is missing. One transfer for all: each makes the host wait for a GPU."""
+    values = iter(torch.stack([value.double() for chunk in sums for value in chunk.values()]).tolist())
+    totals: dict[str, float] = defaultdict(float)
+    for chunk in sums:
+        for name in chunk:
+            totals[name] += next(values)
+    return totals
+
+
+def _count_classes(labels: Int[Tensor, " m"], counted: Int[Tensor, " m"], n_classes: int) -> Int[Tensor, " c"]:
+    """As `torch.bincount` with weights, which would wait for a GPU."""
+    return labels.new_zeros(n_classes).scatter_add_(0, labels, counted)
 
 
 def _accuracy_with_batch_statistics(task: Task, params: Tensor, images: Images, labels: Tensor) -> float:

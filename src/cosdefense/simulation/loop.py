@@ -95,11 +95,11 @@ def simulate(
             if defending:
                 memories = send_updates(updates, clients, ~malicious, hooks, memories, world.task.layout)
         malicious_rows = malicious.nonzero().flatten().tolist()
-        clients, malicious = clients.to(device), malicious.to(device)
         cohort = Cohort.of(
             updates, params, world.task.layout, clients,
             seed=derive(seed, "attack", number), trusted_data=world.trusted_data,
         )  # fmt: skip
+        clients, malicious = cohort.clients, malicious.to(device)
         # Malicious clients replace their updates.
         with profiler.measure("attack"):
             if attacking:

@@ -31,8 +31,9 @@ def train_clients(
         return train_one_by_one(task, trainer, params, images, labels)
     if trainer.hooks:
         return train_batched(task, trainer, params, images, labels)
-    train = partial(trainer, task.functional_form)
-    return train_with_graphs(task, trainer, train, params, to_channels_last(images), labels)
+    recorded = task.twin or task
+    train = partial(trainer, recorded.functional_form)
+    return train_with_graphs(recorded, trainer, train, params, to_channels_last(images), labels)
 
 
 def train_batched(task: Task, trainer: LocalSGD, params: Tensor, images: Tensor, labels: Tensor) -> Tensor:

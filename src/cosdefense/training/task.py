@@ -32,6 +32,7 @@ class Task:
     std: tuple[float, ...] = (1.0,)
     bfloat16: bool = False  # compute gradients through bfloat16 activations; parameters keep their type
     functional: bool = False  # compute gradients by torch.func, as vmap and CUDA graphs need it
+    twin: Task | None = None  # a task that differs in its initial parameters only: its CUDA graphs serve this one too
 
     @cached_property
     def _channels(self) -> tuple[Tensor, Tensor]:
@@ -52,6 +53,7 @@ class Task:
         std: tuple[float, ...] = (1.0,),
         bfloat16: bool = False,
         fast_convolutions: bool = False,
+        twin: Task | None = None,
     ) -> Task:
         """A task from any module that maps images to logits. The module is copied and never changed.
 
@@ -61,7 +63,7 @@ class Task:
         if fast_convolutions:
             for copied in (training, evaluating):
                 use_fast_convolutions(copied)
-        task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16)
+        task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16, twin=twin)
         _ = task._channels  # created here: inside a transformation of torch.func the tensors would be wrapped
         return task
 
