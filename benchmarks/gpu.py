@@ -2,19 +2,19 @@
 
 python benchmarks/gpu.py [mnist] [cifar-10] [grid] [--json FILE] [--markdown]    default: all; needs the datasets
 
-The grid gains only while `nvidia-cuda-mps-control -d` runs: without it the processes take turns on the GPU.
+The grid needs NVIDIA's MPS (`nvidia-cuda-mps-control`): without it the processes take turns on the GPU.
 """
 
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -27,18 +27,24 @@ from cosdefense.core import generator
 from cosdefense.data import load as load_data
 from cosdefense.data.datasets import Dataset
 from cosdefense.runs.device import choose_device, reproducible
+from cosdefense.runs.execution import Execution
 from cosdefense.runs.experiment import Experiment
 from cosdefense.runs.experiment_file import load
+from cosdefense.runs.many_runs import run_all
+from cosdefense.runs.observer import Job, Observer
 from cosdefense.runs.prepare import build_model, build_world
+from cosdefense.runs.records import RoundRecord
 from cosdefense.runs.single_run import simulate_cell
 from cosdefense.simulation.world import World
 from cosdefense.studies.paper.plan import files
+from cosdefense.studies.study import experiments_folder
 from cosdefense.training.executor import train_batched, train_clients
 
 GOALS = {"mnist": 6.0, "cifar-10": 45.0}  # seconds for the paper's 1000 rounds
 PRECISIONS = {"TF32": ("training.tf32=true",), "bfloat16": ("training.bfloat16=true",)}
 GRID = "grid"
-GRID_ROUNDS = 300
+GRID_GOAL = 500  # rounds a second
+GRID_ATTACKS = ("none", "inner product ε = 5", "ALIE", "label flip")
 RUN = ("attacks=[{label='inner product', name='inner-product'}]", "defenses=[{name='cosdefense'}]", "seeds=[0]")
 
 
@@ -159,28 +165,37 @@ def whole_runs(name: str, dataset: Dataset, device: torch.device) -> tuple[Table
     ), results
 
 
-def many_runs(name: str, processes: tuple[int, ...] = (1, 8)) -> tuple[Table, dict[int, float]]:
-    """Eight short runs of one grid by some processes, starting included."""
-    found: dict[int, float] = {}
-    for jobs in processes:
+class RoundTimes(Observer):
+    """Notes when each round of any run was recorded."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def round_recorded(self, job: Job, record: RoundRecord) -> None:
+        self.times.append(time.perf_counter())
+
+    def rate(self) -> float:
+        """Rounds per second from the first tenth of all rounds to the last: without start and end."""
+        first, last = len(self.times) // 10, len(self.times) * 9 // 10
+        return (last - first) / (self.times[last] - self.times[first])
+
+
+def many_runs(name: str) -> tuple[Table, dict[str, Any]]:
+    """Rounds per second of a grid of all defenses of the arena, by one process and by as many as fit."""
+    grid = load(experiments_folder("arena") / f"{name}.toml", ["seeds=[0]"])
+    cells = [cell for cell in grid.cells() if cell.attacks[0].label in GRID_ATTACKS]
+    rows, results = [], dict[str, Any]()
+    for label, processes, chosen in (("1", 1, cells[:: len(GRID_ATTACKS)][:5]), ("--jobs auto", None, cells)):
+        observer, start = RoundTimes(), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            words = ["run", str(files() / f"{name}.toml"), "--device", "cuda", "--out", folder, "--jobs", str(jobs)]
-            changes = [
-                *RUN[:2],
-                "seeds=[0,1,2,3,4,5,6,7]",
-                f"training.rounds={GRID_ROUNDS}",
-                "training.evaluate_every=20",
-            ]
-            changes.append("schedule={attack_start=40, defense_start=40}")
-            words += [word for change in changes for word in ("--set", change)]
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "cosdefense", *words], check=True, capture_output=True)
-            found[jobs] = time.perf_counter() - start
-    rows = [(str(jobs), f"{took:.1f}", f"{found[processes[0]] / took:.2f}×") for jobs, took in found.items()]
-    title = (
-        f"{name}: eight runs of {GRID_ROUNDS} rounds by several processes (--jobs), reading data and drawing included"
-    )
-    return Table(title, ("processes", "seconds", "gain"), rows), found
+            jobs = [Job(cell, cell.folder(Path(folder)), "") for cell in chosen]
+            run_all(jobs, Execution("cuda", processes=processes), observer)
+        seconds, n = time.perf_counter() - start, len(observer.times)
+        results[label] = {"seconds": seconds, "rounds": n, "rate": observer.rate()}
+        rows.append((label, str(len(chosen)), str(n), f"{seconds:.0f}", f"{n / seconds:.0f}", f"{observer.rate():.0f}"))
+    title = f"{name}: runs of the arena's defenses under {len(GRID_ATTACKS)} attacks; goal: {GRID_GOAL} rounds a second"
+    heading = ("processes", "runs", "rounds", "seconds", "rounds a second", "without start and end")
+    return Table(title, heading, rows), results
 
 
 def main() -> None:
