@@ -43,6 +43,7 @@ from cosdefense.attacks import (
     Noise,
     NoiseCamouflage,
     OptimizedTrigger,
+    Planning,
     PoisonedFL,
     SignFlip,
     Tailored,
@@ -127,8 +128,8 @@ AGGREGATOR_CASES = [
     ),
 ]
 ATTACK_CASES = [
-    # LearnedPolicy needs a file: test_learned_policy.py. Adaptive and Tailored stand below, with fewer trials.
-    *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive, Tailored)),
+    # LearnedPolicy needs a file: test_learned_policy.py. Adaptive, Planning, Tailored stand below, with fewer trials.
+    *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive, Planning, Tailored)),
     *slow(
         InnerProduct(0.5),
         SignFlip(5.0),
@@ -169,6 +170,8 @@ ATTACK_CASES = [
         Adaptive(PRESETS["cosdefense"](), trials=20),
         Adaptive(PRESETS["multi-krum"](), "partial", trials=7),
         Adaptive(PRESETS["bygars++"](), trials=3),
+        Planning(PRESETS["bygars++"](), trials=6, horizon=2),
+        Planning(PRESETS["median"](), trials=3),
     ),
 ]
 

@@ -23,6 +23,7 @@ from .noise import Noise
 from .noise_camouflage import NoiseCamouflage
 from .optimized_trigger import OptimizedTrigger
 from .orthogonal_inner_product import OrthogonalInnerProduct
+from .planning import Planning
 from .poisoned_buffers import PoisonedBuffers
 from .poisoned_fl import PoisonedFL
 from .rop import ROP
@@ -57,6 +58,7 @@ __all__ = [
     "NoiseCamouflage",
     "OptimizedTrigger",
     "OrthogonalInnerProduct",
+    "Planning",
     "PoisonedBuffers",
     "PoisonedFL",
     "SignFlip",

@@ -1,4 +1,4 @@
-"""A round that the adaptive attack simulates: the defense is applied to candidates without changing its state."""
+"""A round that an attack simulates: the defense is applied to candidates without changing its state."""
 
 from __future__ import annotations
 
@@ -45,16 +45,24 @@ class TrialRound:
         updates = self.cohort.updates.clone()
         updates[self.malicious] = rows
         _, verdict, memory = self.defense.run_round(replace(self.cohort, updates=updates), self.memory)
-        return TrialResult(candidate, rows, self._compute_damage(verdict.update), memory)
-
-    def _compute_damage(self, update: Float[Tensor, " d"]) -> float:
         t = self.cohort.layout.n_trainable
-        norm = float(row_norms(self.mean[None, :t]))
-        if norm == 0:
-            return 0.0
-        unit_mean = self.mean[:t].double() / norm
-        damage = 1 - float(update[:t].double() / norm @ unit_mean)
-        return damage if math.isfinite(damage) else -math.inf
+        return TrialResult(candidate, rows, compute_damage(verdict.update[:t], self.mean[:t]), memory)
+
+
+def compute_damage(update: Float[Tensor, " t"], mean: Float[Tensor, " t"], n_rounds: int = 1) -> float:
+    """n_rounds − ⟨update, mean⟩ / ‖mean‖²: how much the updates of some rounds fall short of the honest mean."""
+    norm = float(row_norms(mean[None]))
+    if norm == 0:
+        return 0.0
+    damage = n_rounds - float(update.double() / norm @ (mean.double() / norm))
+    return damage if math.isfinite(damage) else -math.inf
+
+
+def sort_by_client(cohort: Cohort) -> tuple[Cohort, Int[Tensor, " n"]]:
+    """The cohort in the order of its clients, so that the order of rows changes not a single bit of a trial."""
+    order = cohort.clients.argsort()
+    updates, clients, weights = cohort.updates[order], cohort.clients[order], cohort.weights[order]
+    return replace(cohort, updates=updates, clients=clients, weights=weights), order
 
 
 class CachedTrustedData(TrustedData):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +20,8 @@ from ..aggregators import Mean
 from ..core import Cohort, Defense, State, generator
 from ._candidates import CANDIDATE_GRID, HONEST_CANDIDATE, Candidate, CandidateBuilder
 from ._knowledge import Knowledge, check_choice, known_rows
-from ._trial_round import CachedTrustedData, TrialResult, TrialRound
+from ._local_search import get_damage, refine
+from ._trial_round import CachedTrustedData, TrialResult, TrialRound, sort_by_client
 from .attack import Attack
 
 N_STARTS = 3  # the directions of the grid around which the search continues
@@ -76,11 +76,8 @@ class Adaptive(Attack):
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
             return cohort.updates, state
-        order = cohort.clients.argsort()  # so that the order of rows changes not a single bit of a trial
+        sorted_, order = sort_by_client(cohort)
         malicious = malicious[order]
-        sorted_ = replace(
-            cohort, updates=cohort.updates[order], clients=cohort.clients[order], weights=cohort.weights[order]
-        )
         defense = self.defense or Defense((), Mean())
         trial_round = self._build_round(sorted_, malicious, defense, defense.init() if state is None else state)
         best = _search(trial_round.run, self.trials, math.inf if self.stop_at_damage is None else self.stop_at_damage)
@@ -107,28 +104,12 @@ def _search(run: Callable[[Candidate], TrialResult], trials: int, stop_at_damage
         if trial.damage >= stop_at_damage:
             return trial
         direction = trial.candidate.direction
-        best[direction] = max(best.get(direction, trial), trial, key=_get_damage)
-    starts = sorted(best.values(), key=_get_damage, reverse=True)[:N_STARTS]
+        best[direction] = max(best.get(direction, trial), trial, key=get_damage)
+    starts = sorted(best.values(), key=get_damage, reverse=True)[:N_STARTS]
     left = max(0, trials - 1 - len(CANDIDATE_GRID))
     shares = [left // N_STARTS + (i < left % N_STARTS) for i in range(N_STARTS)]
-    refined = (_refine(run, start, share) for start, share in zip(starts, shares, strict=False))
-    return max(refined, key=_get_damage)
-
-
-def _refine(run: Callable[[Candidate], TrialResult], best: TrialResult, trials: int) -> TrialResult:
-    """Local search: try the neighbors of the best candidate; where none is better, halve the step."""
-    step = 0.5
-    while trials > 0:
-        before = best
-        for candidate in islice(before.candidate.neighbors(step), trials):
-            best, trials = max(best, run(candidate), key=_get_damage), trials - 1
-        if best is before:
-            step /= 2
-    return best
-
-
-def _get_damage(trial: TrialResult) -> float:
-    return trial.damage
+    refined = (refine(run, start, share) for start, share in zip(starts, shares, strict=False))
+    return max(refined, key=get_damage)
 
 
 def _draw_honest_updates(cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "n d"]:

@@ -92,6 +92,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "noise-camouflage": attacks.NoiseCamouflage,
     "optimized-trigger": attacks.OptimizedTrigger,
     "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
+    "planning": attacks.Planning,
     "poisoned-buffers": attacks.PoisonedBuffers,
     "poisonedfl": attacks.PoisonedFL,
     "rop": attacks.ROP,
