@@ -83,6 +83,29 @@ def test_what_is_sent_looks_honest(seed: int) -> None:
     sent = row("model-cosine")
     if sent != pytest.approx(mean.tolist()):  # that is sent where the mean itself stands out
         assert min(whole) - 1e-9 <= slow_cosine(sent, params) <= max(whole) + 1e-9
+    sent, shares = row("alignins"), [slow_sign_share(a, honest) for a in honest]
+    if sent != pytest.approx(mean.tolist()):
+        assert min(whole) - 1e-9 <= slow_cosine(sent, params) <= max(whole) + 1e-9
+        assert min(shares) - 1e-9 <= slow_sign_share(sent, honest) <= max(shares) + 1e-9
+
+
+def slow_sign_share(row: list[float], voters: list[list[float]]) -> float:
+    """How many of the twelve largest of forty coordinates have the sign of most voters; no two are equal."""
+    majority = [sum((x > 0) - (x < 0) for x in column) for column in zip(*voters, strict=True)]
+    largest = sorted(range(len(row)), key=lambda j: -abs(row[j]))[:12]
+    return sum(row[j] * majority[j] > 0 for j in largest) / 12
+
+
+def test_alignins_sees_nothing_unusual() -> None:
+    """Tailored to both scores of AlignIns, the update deviates from the median no more than some honest one."""
+    cohort, malicious = layered(3), torch.arange(10) >= 7
+    attack = AdapSim("alignins")
+    forged, _ = attack.forge(cohort, malicious, attack.init())
+    mean = cohort.updates[:7].mean(dim=0)
+    assert float(forged[8] @ mean) < float(mean @ mean) - 1e-3
+    sent = Cohort.of(torch.where(malicious[:, None], forged, cohort.updates), cohort.params, cohort.layout)
+    (scores,) = get("alignins")(sent, get("alignins").init())[0].evidence.values()
+    assert float(scores[malicious].max()) <= float(scores[~malicious].max()) + 1e-9
 
 
 def test_cosdefense_accepts_what_its_own_score_allows() -> None:

@@ -152,6 +152,7 @@ ATTACK_CASES = [
         DBA(part=2, scale=None),
         AdapSim("head-cosine", 0.5),
         AdapSim("model-cosine"),
+        AdapSim("alignins"),
         EdgeCase(3, 0, 2, 1.0, None),
         OptimizedTrigger(size=3, offset=5, scale=None),
         Tailored(PRESETS["median"](), "sign", trials=2),

@@ -241,6 +241,19 @@ def test_pinned_crfl() -> None:
     assert torch.equal(CRFL(start=9.0, std=0.0)(cohort, 0)[0], Mean()(cohort, None)[0])  # nothing is clipped
 
 
+@given(tables(3), st.integers(0, 30))
+def test_slow_twin_of_crfl(rows: list[list[float]], number: int) -> None:
+    """The model after the mean, shortened to the limit of the round, minus the model before."""
+    params = [3.0, -1.0, 0.5]
+    moved = [w + sum(column) / len(rows) for w, column in zip(params, zip(*rows, strict=True), strict=True)]
+    limit = min(0.1 * number + 2, 4)
+    factor = min(1, limit / max(math.hypot(*moved), 1e-12))
+    expected = [x * factor - w for x, w in zip(moved, params, strict=True)]
+    update, after = CRFL(max_norm=4.0, std=0.0)(cohort_of(rows, params), number)
+    assert update.tolist() == pytest.approx(expected, abs=1e-9)
+    assert after == number + 1
+
+
 def test_the_norm_grows_over_rounds() -> None:
     part, cohort = CRFL(start=2.0, growth=0.5, max_norm=3.0, std=0.0), cohort_of([[300.0, 400.0]])
     norms, state = [], part.init()

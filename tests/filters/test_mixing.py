@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -93,6 +94,24 @@ def test_pinned_buckets() -> None:
     assert median(cohort, median.init())[0].tolist() == [1, 1]
     everybody = Bucketing(size=99)
     assert everybody(cohort, everybody.init())[0].tolist() == pytest.approx([-1, -1.2])
+
+
+@given(whole, st.integers(1, 4), st.integers(0, 50))
+def test_slow_twin_of_bucketing(rows: list[list[float]], size: int, seed: int) -> None:
+    """Groups of clients in the drawn order, the average of each, the median of these; by hand."""
+    n, clients = len(rows), [7 * ((3 * i + 1) % len(rows)) for i in range(len(rows))]
+    clients = clients if len(set(clients)) == n else list(range(n))
+    drawn = torch.randperm(n, generator=generator(seed, "bucketing")).tolist()
+    place = {client: drawn[rank] for rank, client in enumerate(sorted(clients))}
+    in_order = [row for _, row in sorted(zip([place[c] for c in clients], rows, strict=True))]
+    groups = [in_order[start : start + size] for start in range(0, n, size)]
+    averages = [[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups]
+    expected = [statistics.median(column) for column in zip(*averages, strict=True)]
+    updates, d = torch.tensor(rows, dtype=torch.float64), len(rows[0])
+    layout = Layout((("w", (d,)),), "w", d)
+    cohort = Cohort.of(updates, torch.zeros(d, dtype=torch.float64), layout, torch.tensor(clients), seed=seed)
+    part = Bucketing(size=size)
+    assert part(cohort, part.init())[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_groups_depend_on_identities_and_seed_only() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+
 import pytest
 import torch
 from hypothesis import given
@@ -91,6 +94,39 @@ def test_the_mean_shift_is_that_of_scikit_learn(rows: list[list[float]]) -> None
     if sizes.count(max(sizes)) == 1:  # of several clusters of the same size we keep all
         assert found.tolist() == (labels == sizes.index(max(sizes))).tolist()
     assert bool((distances[found] <= 1).all())
+
+
+rounds = st.lists(st.lists(st.integers(-6, 6).map(float), min_size=4, max_size=4), min_size=2, max_size=8)
+
+
+@given(rounds)
+def test_slow_twin(rows: list[list[float]]) -> None:
+    """The whole rule in plain Python, with scikit-learn's mean shift."""
+    cluster = pytest.importorskip("sklearn.cluster", reason="scikit-learn is not installed")
+    norms = [math.hypot(*row) for row in rows]
+    middle = statistics.median(norms)
+    usual = [0.1 * middle < norm < 3 * middle or norm == middle for norm in norms]
+    shares = [[sum(rule(x) for x in row) / 4 for rule in (lambda x: x > 0, lambda x: x == 0, lambda x: x < 0)]
+              for row in rows]  # fmt: skip
+    features = [[x / (max(column) + 1e-8) for x, column in zip(row, zip(*shares, strict=True), strict=True)]
+                for row in shares]  # fmt: skip
+    nearest = [sorted(math.dist(one, other) for other in features)[max(1, len(rows) // 2) - 1] for one in features]
+    bandwidth = sum(nearest) / len(rows)
+    if bandwidth < 1e-6:
+        return
+    labels = cluster.MeanShift(bandwidth=bandwidth * (1 + 1e-9), cluster_all=False).fit_predict(features).tolist()
+    sizes = [labels.count(label) for label in range(max(labels) + 1)]
+    if sizes.count(max(sizes)) > 1:
+        return
+    kept = [fits and label == sizes.index(max(sizes)) for fits, label in zip(usual, labels, strict=True)]
+    defense = Defense((SignGuard(fraction=1.0),), Mean())
+    verdict, _ = defense(cohort_of(rows), defense.init())
+    assert (verdict.weights != 0).tolist() == kept
+    if any(kept):
+        clipped = [[x * min(1, middle / norm) if norm else 0.0 for x in row]
+                   for row, norm, keep in zip(rows, norms, kept, strict=True) if keep]  # fmt: skip
+        expected = [sum(column) / len(clipped) for column in zip(*clipped, strict=True)]
+        assert verdict.update.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_alike_points() -> None:

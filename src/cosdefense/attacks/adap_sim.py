@@ -15,11 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, State
+from ..filters.alignins import FRACTION, principal_sign_shares
 from ..ops import cosine, cosines
 from ._knowledge import check_choice, known_rows
 from .attack import Attack
 
-Score = Literal["pairwise-cosine", "head-cosine", "model-cosine"]
+Score = Literal["pairwise-cosine", "head-cosine", "model-cosine", "alignins"]
 LARGEST, TRIALS = 16.0, 30  # the search starts at 16 times the largest |mean| and halves
 SHARES, SHARE_STEP = (0.01, 0.99), 0.1
 
@@ -45,7 +46,8 @@ class AdapSim(Attack):
     Args:
         score: What must look honest. "pairwise-cosine": the smallest cosine with an honest update. "head-cosine":
             |cosine| of the classifier's weights with those of the global model, which CosDefense looks at.
-            "model-cosine": the cosine of all weights with the global model.
+            "model-cosine": the cosine of all weights with the global model. "alignins": that cosine, and the share of
+            the largest coordinates whose sign is the honest majority's, both of which AlignIns looks at.
         share: The first share of the coordinates, from 0.01 to 0.99.
     """
 
@@ -81,26 +83,33 @@ class AdapSim(Attack):
         low, high = self._honest_range(known, cohort)
         for _ in range(TRIALS):
             candidate = mean - gamma * direction
-            if bool(low <= self._measure(candidate, known, cohort) <= high):
+            found = self._measure(candidate, known, cohort)
+            if bool(((low <= found) & (found <= high)).all()):
                 return candidate
             gamma /= 2
         return mean
 
-    def _honest_range(self, known: Float[Tensor, "k t"], cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """The least and the largest value that does not stand out."""
+    def _honest_range(
+        self, known: Float[Tensor, "k t"], cohort: Cohort
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """The least and the largest values that do not stand out."""
         if self.score == "pairwise-cosine":
-            return cosines(known).min(), known.new_tensor(1.0)
+            return cosines(known).min()[None], known.new_ones(1)
         values = torch.stack([self._measure(row, known, cohort) for row in known])
         if self.score == "head-cosine":  # without its sign
-            return -values.abs().max(), values.abs().max()
-        return values.min(), values.max()
+            return -values.abs().amax(dim=0), values.abs().amax(dim=0)
+        return values.amin(dim=0), values.amax(dim=0)
 
-    def _measure(self, row: Float[Tensor, " t"], known: Float[Tensor, "k t"], cohort: Cohort) -> Float[Tensor, ""]:
+    def _measure(self, row: Float[Tensor, " t"], known: Float[Tensor, "k t"], cohort: Cohort) -> Float[Tensor, " m"]:
+        """The score, or the scores, of an update."""
         if self.score == "pairwise-cosine":
-            return cosine(known, row).min()
+            return cosine(known, row).min()[None]
         name = cohort.layout.require_head() if self.score == "head-cosine" else None
         where = cohort.layout.slices[name] if name else slice(0, cohort.layout.n_trainable)
-        return cosine(row[None, where], cohort.params[where].double())[0]
+        found = cosine(row[None, where], cohort.params[where].double())
+        if self.score != "alignins":
+            return found
+        return torch.cat([found, principal_sign_shares(row[None], FRACTION, known)])
 
 
 def _adapt_share(state: AdapSimState, params: Float[Tensor, " t"]) -> float:

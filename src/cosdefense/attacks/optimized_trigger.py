@@ -2,8 +2,11 @@
 
 Zhang, Jia, Chen, Lin, Wu. A3FL: Adversarially Adaptive Backdoor Attacks to Federated Learning. NeurIPS 2023.
 
-A3FL also optimizes the trigger for a copy of the model that was trained to unlearn it, with a weight of 0.01. That term
-is left out here, as it is in effect in another public implementation of A3FL.
+A3FL's loss has a second term, with a weight of 0.01: that of a copy of the model which, before every pass, is trained
+for five epochs to classify images with the trigger correctly, multiplied by the cosine of both models' gradients. It is
+left out here: an attack is given the loss of the global model, not its gradient by the parameters, and the term would
+multiply the cost by a thousand steps of training per round. Another public implementation of A3FL leaves it out in
+effect. Without it the trigger is tuned to the present model, and should fade sooner once the attackers are gone.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from torch import Tensor
 from ..core import Cohort, Filter, Judgment, State
 from ..ops import clip_rows, compute_dtype, cosine, kth_largest, median_of, row_norms, sign_sum, z_scores
 
+FRACTION = 0.3  # of the coordinates: the authors' default
+
 
 @dataclass(frozen=True)
 class AlignIns(Filter):
@@ -33,7 +35,7 @@ class AlignIns(Filter):
         max_sign: How far the share of signs may be from the median, in standard deviations.
     """
 
-    fraction: float = 0.3
+    fraction: float = FRACTION
     max_cosine: float = 1.0
     max_sign: float = 1.0
 
@@ -56,9 +58,14 @@ class AlignIns(Filter):
         return Judgment(scores, accepted, clip_rows(cohort.updates, norms, limit)), state
 
 
-def principal_sign_shares(rows: Float[Tensor, "n k"], fraction: float) -> Float[Tensor, " n"]:
-    """The share of each row's largest coordinates whose sign is the majority's; equal magnitudes all count in part."""
-    principal = sign_sum(rows).sign()
+def principal_sign_shares(
+    rows: Float[Tensor, "n k"], fraction: float, voters: Float[Tensor, "v k"] | None = None
+) -> Float[Tensor, " n"]:
+    """The share of each row's largest coordinates whose sign is the majority's; equal magnitudes all count in part.
+
+    The majority is that of the voters; by default, of the rows themselves.
+    """
+    principal = sign_sum(rows if voters is None else voters).sign()
     n_largest = max(1, math.floor(fraction * rows.shape[1] + 1e-9))
     shares = []
     for row in rows.detach():

@@ -4,7 +4,7 @@ Park, Han, Choi, Moon. Sageflow: Robust Federated Learning against Both Straggle
 NeurIPS 2021. https://openreview.net/forum?id=rA9HFxFT7th
 
 The paper also groups late clients by staleness. That is out of scope: here every update of a round was computed from
-the same model.
+the same model. The defaults are those of the authors' released scripts; the paper's text could not be checked.
 """
 
 from __future__ import annotations
