@@ -220,6 +220,14 @@ def test_pinned_freqfed() -> None:
     assert torch.allclose(FreqFed()(shifted, None)[0].scores, judgment.scores)
 
 
+def test_freqfed_of_a_model_whose_frequencies_are_too_large_for_float32() -> None:
+    """An attack can move a model that far. The round must not fail."""
+    huge = Cohort.of(torch.eye(5, 8), torch.full((8,), 3e38), Layout((("w", (8,)),), None, 8))
+    judgment, _ = FreqFed()(huge, None)
+    assert bool(judgment.scores.isfinite().all())
+    assert int(judgment.weights.sum()) >= 3
+
+
 @given(st.lists(numbers, min_size=2, max_size=9))
 def test_slow_twin_of_the_cosine_transform(values: list[float]) -> None:
     n = len(values)

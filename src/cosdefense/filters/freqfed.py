@@ -51,7 +51,7 @@ class FreqFed(Filter):
             target.copy_(_bounded(low_frequencies(row, n_kept), dtype))
         origin = None
         if self.transformed == "models":  # the transform is linear: that of w + u is that of w plus that of u
-            origin = low_frequencies(cohort.params[: rows.shape[1]], n_kept).to(dtype)
+            origin = _bounded(low_frequencies(cohort.params[: rows.shape[1]], n_kept), dtype).to(dtype)
         distances = cosine_distances(low, origin)
         accepted = majority_component(distances)
         return Judgment(distance_to_accepted(distances, accepted), accepted), state

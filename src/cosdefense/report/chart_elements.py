@@ -34,10 +34,12 @@ def named_dashes(field: str, names: Sequence[Entry], legend: alt.Legend | None) 
     return alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=domain, range=patterns), legend=legend)
 
 
-def heat(x: alt.X, y: alt.Y, key: str, text: alt.Text, tooltip: list[alt.Tooltip]) -> alt.LayerChart:
+def heat(
+    x: alt.X, y: alt.Y, key: str, text: alt.Text, tooltip: list[alt.Tooltip], legend: alt.Legend | None = None
+) -> alt.LayerChart:
     """Shares from 0 to 1 as colored cells with words on them."""
     cells = chart().encode(x=x, y=y, tooltip=tooltip)
-    color = alt.Color(f"{key}:Q", scale=alt.Scale(domain=[0, 1], range=list(HEAT)), legend=None)
+    color = alt.Color(f"{key}:Q", scale=alt.Scale(domain=[0, 1], range=list(HEAT)), legend=legend)
     words = cells.encode(text=text)
     pale = words.transform_filter(f"datum.{key} < 0.75").mark_text(style="on-pale")
     deep = words.transform_filter(f"datum.{key} >= 0.75").mark_text(style="on-deep")

@@ -26,15 +26,19 @@ from .chart_elements import (
 from .curves import curves
 from .figure import Entry, Figure, Panel
 from .groups import Group, group_runs, under
-from .heatmaps import grid_figure
+from .heatmaps import grid_figure, large_grid_figure
+from .large_grids import list_large_grids
 from .theme import HEAT, TRUTH, colors, dashes
 
 MAX_PANELS = 12  # of one figure: a large grid is shown by its heat maps
 
 
 def draw_figures(runs: Sequence[RunRecord]) -> list[Figure]:
-    """Every figure that has data."""
+    """Every figure that has data; of a large grid only its heat maps."""
     groups = group_runs(runs)
+    if grids := list_large_grids(groups):
+        names = [grid.question.name for grid in grids]
+        return [large_grid_figure(grid, names[:index].count(names[index])) for index, grid in enumerate(grids)]
     figures = [grid_figure(groups), _accuracy(groups), scores(groups), _points(groups), rejections(groups)]
     figures += [confusion(groups), _split(groups)]
     return [figure for figure in figures if figure.panels]

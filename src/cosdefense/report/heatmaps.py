@@ -11,7 +11,10 @@ from .chart_data import Row
 from .chart_elements import bare_axis, cells, heat, tip
 from .figure import Figure, Panel
 from .groups import Group, under
+from .large_grids import Grid
 
+WORST = "worst case"  # the column beside those of the attacks
+CELL_WIDTH, CELL_HEIGHT = 34, 22  # pixels: room for three digits
 QUESTIONS = {  # key of the summary → the title over its heat map
     "final_accuracy": "Accuracy in the last evaluated round",
     "malicious_rejected": "Malicious updates rejected",
@@ -51,3 +54,37 @@ def heat_map(title: str, description: str, rows: list[Row], across: str, order: 
     tips = [tip("defense:N"), tip(f"{across}:N"), tip("share:Q", ".1%", title.lower())]
     layers = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))
     return Panel(title, description, rows, layers, 150 + 56 * len(columns))
+
+
+def large_grid_figure(grid: Grid, number: int = 0) -> Figure:
+    """Narrow cells in one color scale; a panel for all defenses that need the same, the best worst case first."""
+    panels = tuple(_make_large_panel(grid, side, defenses) for side, defenses in grid.sides())
+    caption = f"{grid.question.note} The mean over seeds. The column at the left is the worst case of its row, attacks "
+    caption += "stand from the least to the most harmful, and defenses with the best worst case first."
+    name = f"{grid.question.name}-{number + 1}" if number else grid.question.name
+    return Figure(name, grid.title, caption, panels, CELL_WIDTH * (1 + len(grid.attacks)))
+
+
+def _make_large_panel(grid: Grid, side: str, defenses: Sequence[str]) -> Panel:
+    rows = [_make_cell(grid, name, WORST, grid.worst(name)[0]) for name in defenses]
+    rows += [
+        _make_cell(grid, name, attack, grid.values[name, attack])
+        for name in defenses
+        for attack in grid.attacks
+        if (name, attack) in grid.values
+    ]
+    axis = bare_axis(labelAngle=-45, labelLimit=220, orient="top", labelFontSize=11)
+    x = alt.X("attack:N", title=None, scale=cells([WORST, *grid.attacks]), axis=axis)
+    y = alt.Y("defense:N", title=None, scale=cells(list(defenses)), axis=bare_axis(labelLimit=170))
+    tips = [tip("defense:N"), tip("attack:N"), tip("text:N", title=grid.question.title.lower())]
+    unit = "share of the rounds left" if grid.question.in_rounds else grid.question.title.lower()
+    legend = alt.Legend(title=unit, orient="right", format=".0%", gradientLength=140, tickCount=3)
+    chart = heat(x, y, "share", alt.Text("text:N"), tips, legend).properties(height=CELL_HEIGHT * len(defenses))
+    description = "; ".join(f"{row['defense']} {row['text']}" for row in rows[: len(defenses)])
+    width = 170 + CELL_WIDTH * (1 + len(grid.attacks))
+    return Panel(side, f"{grid.title}, {side.lower()}, worst cases: {description}.", rows, chart, width)
+
+
+def _make_cell(grid: Grid, defense: str, attack: str, value: float) -> Row:
+    share = round(min(1.0, value / grid.top), 5)
+    return {"defense": defense, "attack": attack, "share": share, "text": grid.text(value, 0)}

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runs.records import RunRecord
+from .groups import group_runs
+from .large_grids import list_large_grids, make_grid_tables
+from .table import tables_to_markdown
 
 if TYPE_CHECKING:
     from .figure import Figure
@@ -28,14 +31,19 @@ class MissingReportExtra(ImportError):
 
 
 def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
-    """Write `report.html` and its figures as PNG into the folder `out`, which is created if it is missing."""
+    """Write `report.html` and its figures as PNG into the folder `out`, which is created if it is missing.
+
+    Of a grid of many defenses and attacks also `tables.md`.
+    """
     if not runs:
         raise ValueError("a report needs at least one run, got none")
+    tables = make_grid_tables(list_large_grids(group_runs(runs)))
+    written = write_tables(out, tables_to_markdown(tables, title)) if tables else None
     with drawing_libraries():
         from .figures import draw_figures
         from .page import render_report
     figures = draw_figures(runs)
-    return write_files(out, figures, render_report(runs, figures, title))
+    return write_files(out, figures, render_report(runs, figures, title), written)
 
 
 @contextmanager
