@@ -29,12 +29,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)
 
 
-if not importlib.util.find_spec("flwr"):
-    collect_ignore = ["flower"]
+NEEDED = {"flower": "flwr", "secure": "cryptography"}  # folders of tests, and what they need
+collect_ignore = [folder for folder, module in NEEDED.items() if not importlib.util.find_spec(module)]
 
 
-def pytest_report_header() -> str | None:
-    return None if importlib.util.find_spec("flwr") else "flwr is not installed: tests/flower is left out"
+def pytest_report_header() -> list[str]:
+    return [f"{NEEDED[folder]} is not installed: tests/{folder} is left out" for folder in collect_ignore]
 
 
 @pytest.fixture(scope="session")

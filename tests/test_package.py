@@ -35,6 +35,7 @@ PUBLIC = {
         "AccuracyFell", "Alarm", "Alarms", "NodeLost", "NodeRejected", "PrometheusMetrics", "RoundObserver",
         "RoundsSkipped", "Rule", "find_alarms",
     },
+    "cosdefense.secure": {"NoLengthProof", "Secure"},
     "cosdefense.testing": {
         "LAYOUT", "Agreement", "WorstRound", "check_aggregator", "check_attack", "check_defense", "check_filter",
         "check_restoring", "find_worst_round",
@@ -43,8 +44,8 @@ PUBLIC = {
 
 # Each folder may import from itself and from those before it.
 FOLDERS = (
-    "ops", "core", "filters", "aggregators", "hooks", "attacks", "catalog", "testing", "data", "training", "simulation",
-    "runs", "report", "monitor", "studies", "flower", "reinforcement", "cli",
+    "ops", "core", "filters", "aggregators", "hooks", "attacks", "secure", "catalog", "testing", "data", "training",
+    "simulation", "runs", "report", "monitor", "studies", "flower", "reinforcement", "cli",
 )  # fmt: skip
 
 
@@ -98,6 +99,7 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.slow
 def test_importing_the_package_is_light() -> None:
     heavy = {"sklearn", "altair", "vl_convert", "typer", "rich", "flwr", "PIL", "beartype", "safetensors", "tomli_w"}
+    heavy |= {"cryptography", "httpx", "starlette", "uvicorn"}
     assert not heavy & loaded_by("import cosdefense, cosdefense.filters, cosdefense.aggregators, cosdefense.attacks")
     assert not heavy & loaded_by("import cosdefense.simulation.loop, cosdefense.testing")
 

@@ -170,8 +170,16 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
     """A defense by name, `{name = "krum"}`, or by its parts, `{filters = [{name = "clip"}], aggregator = {name = …}}`.
 
     A defense by its parts may also have `hooks`, which honest clients run. Every defense may say how `buffers` are
-    combined.
+    combined. Some can be `secure`: true, or a table of the options of `cosdefense.secure.Secure`, or "plain" for the
+    same decisions without cryptography.
     """
+    options = dict(table)
+    secure = options.pop("secure", False)
+    defense = _build_open_defense(options)
+    return defense if secure is False else _build_secure(defense, secure)
+
+
+def _build_open_defense(table: Mapping[str, Any]) -> Defense:
     if "name" in table:
         options = dict(table)
         changes = {"buffers": coerce(options.pop("buffers"), BufferRule, "buffers")} if "buffers" in table else {}
@@ -184,6 +192,22 @@ def build_defense(table: Mapping[str, Any]) -> Defense:
         tuple(build(HOOKS, part, ClientHook, "hook") for part in given.get("hooks", ())),
         given.get("buffers", "median"),
     )
+
+
+def _build_secure(defense: Defense, given: object) -> Defense:
+    try:
+        from ..secure import Secure
+    except ModuleNotFoundError as error:
+        raise ConfigError("secure needs cryptography: pip install 'cosdefense[secure]'") from error
+    if given is True or given == "plain":
+        given = {"encrypted": given is True}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'defense.secure must be true, false, "plain" or a table of options, got {given!r}')
+    options = check_options(Secure, given, "defense.secure", reserved=("defense",))
+    try:
+        return Secure(defense, **options)
+    except ValueError as error:
+        raise ConfigError(f"defense.secure: {error}") from error
 
 
 def build_attack(table: Mapping[str, Any]) -> Attack:
@@ -213,7 +237,8 @@ def describe(part: Defense | Filter | Aggregator | ClientHook | Attack) -> dict[
     if isinstance(part, Defense):
         table = {"filters": [describe(filter_) for filter_ in part.filters], "aggregator": describe(part.aggregator)}
         hooks = {"hooks": [describe(hook) for hook in part.hooks]} if part.hooks else {}
-        return {**table, **hooks, "buffers": part.buffers}
+        options = {"secure": {key: _to_plain(value) for key, value in part.options.items()}} if part.options else {}
+        return {**table, **hooks, "buffers": part.buffers, **options}
     return describe_by({**FILTERS, **AGGREGATORS, **HOOKS, **ATTACKS}, part)
 
 

@@ -69,6 +69,16 @@ class Defense:
         return self.buffers == "median" and not any(part.replaces_buffers for part in self.filters)
 
     @property
+    def options(self) -> dict[str, Any]:
+        """What kinds of defenses with more than parts were given beside them (`cosdefense.secure.Secure`)."""
+        return {}
+
+    @property
+    def rehearsal(self) -> Defense:
+        """A defense that decides the same and costs less, if there is one: what adaptive attackers try out."""
+        return self
+
+    @property
     def needs(self) -> frozenset[Need]:
         """What its parts need of a deployment."""
         parts: tuple[Part | ClientHook, ...] = (*self.filters, self.aggregator, *self.hooks)

@@ -103,7 +103,7 @@ def simulate(
         # Malicious clients replace their updates.
         with profiler.measure("attack"):
             if attacking:
-                informed, attack_state = attack.with_defense(defense, now.defense_state, attack_state)
+                informed, attack_state = attack.with_defense(defense.rehearsal, now.defense_state, attack_state)
                 forged, attack_state = informed.forge(cohort, malicious, attack_state)
                 scale = schedule.scale(number)
                 for row in malicious_rows:  # in place: there may be no memory for a second copy of all rows
@@ -131,5 +131,7 @@ def _defend(defense: Defense, defending: bool, cohort: Cohort, state: State) -> 
 def _inform_oracles(defense: Defense, world: World) -> Defense:
     """Tell filters that are oracles which clients are malicious."""
     malicious = world.malicious.nonzero().flatten()
+    if not any(isinstance(part, Oracle) for part in defense.filters):
+        return defense
     filters = tuple(part.with_malicious(malicious) if isinstance(part, Oracle) else part for part in defense.filters)
     return replace(defense, filters=filters)

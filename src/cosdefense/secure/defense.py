@@ -1,0 +1,223 @@
+"""`Secure`: a defense whose server sees no client's update.
+
+Every client divides its update into two halves that say nothing alone, one for each of two servers, claims its own
+score and proves the claim. The servers check the proofs together, accept or reject clients by their claims, and open
+one sum: that of the accepted. docs/secure.md describes the protocol and what it does not protect.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..aggregators import Mean, NormLimitedMean
+from ..core import Cohort, Defense, Judged, State, TooFewClients, Verdict
+from ..core.verdict import scatter_rows
+from ..filters import Clip, CosDefense, NormLimit
+from .encoding import decode_mean
+from .model import ModelParts
+from .rounds import Outcomes, run_in_the_clear, run_protocol
+from .rule import smallest_opening
+from .terms import NormLimitTerms, Terms
+
+KEPT_VARIANCE = 0.1  # a running variance keeps at least this share of its value in a round
+
+
+class NoLengthProof(UserWarning):
+    """Updates are not clipped: one accepted client can ruin the model."""
+
+
+@dataclass(frozen=True)
+class OpenedRound(Judged):
+    """A judged round whose updates stay secret: only their mean is known."""
+
+    mean: Tensor | None = None
+
+
+@dataclass(frozen=True, init=False)
+class Secure(Defense):
+    """A defense under secure aggregation between two servers that do not collude.
+
+    In this process both servers are objects, which is what simulations use: the protocol runs as it would between
+    computers. It takes `CosDefense`, alone or with `Clip` or `NormLimit` before it, and `Mean` or `NormLimitedMean`.
+    With `NormLimit`, the norms of updates are opened to both servers, in steps of 0.4 % of the running median norm.
+
+    Buffers are secret too, so they cannot be combined by a median: whatever `Defense.buffers` says, their mean over the
+    accepted is used. Each client proves a bound on their norm, the mean is limited in every coordinate, and a running
+    variance keeps a tenth of its value.
+
+    Args:
+        defense: What to compute.
+        clip: The norm to which clients clip their updates, and prove it. With `Clip` among the filters, leave it out.
+            With `NormLimit` it is the unit of the first round. None: no proof of lengths.
+        buffer_clip: By how much of its own size a buffer may change in one round.
+        colluders: The share of clients that may collude with a server. Every sum holds at least two others.
+        smallest: The least number of clients in a sum. None: from `colluders`, and at least 3.
+        largest: Without `clip`, the largest coordinate of an update.
+        encrypted: False: decide the same from the encoded updates, without cryptography. `plain` gives this twin.
+    """
+
+    clip: float | None = 4.0
+    buffer_clip: float = 1.0
+    colluders: float = 0.2
+    smallest: int | None = None
+    largest: float = 8.0
+    encrypted: bool = True
+
+    def __init__(
+        self,
+        defense: Defense,
+        *,
+        clip: float | None = 4.0,
+        buffer_clip: float = 1.0,
+        colluders: float = 0.2,
+        smallest: int | None = None,
+        largest: float = 8.0,
+        encrypted: bool = True,
+    ) -> None:
+        values: dict[str, Any] = {
+            name: getattr(defense, name) for name in ("filters", "aggregator", "hooks", "buffers")
+        }
+        values |= {"clip": clip, "buffer_clip": buffer_clip, "colluders": colluders}
+        values |= {"smallest": smallest, "largest": largest, "encrypted": encrypted}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = tuple(type(part) for part in self.filters)
+        if kinds not in ((CosDefense,), (Clip, CosDefense), (NormLimit, CosDefense)):
+            given = ", ".join(kind.__name__ for kind in kinds) or "none"
+            raise ValueError(f"Secure needs the filter CosDefense, or Clip or NormLimit and CosDefense, got {given}")
+        if not isinstance(self.aggregator, Mean | NormLimitedMean):
+            raise ValueError(
+                f"Secure needs the aggregator Mean or NormLimitedMean: others compare updates, "
+                f"which stay secret, got {type(self.aggregator).__name__}"
+            )
+        if not 0 <= self.colluders < 1:
+            raise ValueError(f"Secure.colluders must be in [0, 1), got {self.colluders}")
+        if self.smallest is not None and self.smallest < 3:
+            raise ValueError(f"Secure.smallest must be at least 3, got {self.smallest}")
+        for name in ("clip", "buffer_clip", "largest"):
+            value = getattr(self, name)
+            if value is not None and not 2**-20 <= value <= 2**20:
+                raise ValueError(f"Secure.{name} must be from 2**-20 to 2**20, got {value}")
+        if self.max_norm is None:
+            if kinds[0] is NormLimit:
+                raise ValueError("Secure.clip is the unit of NormLimit's first round and must not be None")
+            warnings.warn(
+                f"Secure without clip: an accepted client can add up to {self.largest} to every coordinate",
+                NoLengthProof,
+                stacklevel=3,
+            )
+
+    @property
+    def max_norm(self) -> float | None:
+        """The norm to which clients clip: that of `Clip` among the filters, or else `clip`."""
+        first = self.filters[0]
+        return first.max_norm if isinstance(first, Clip) else self.clip
+
+    @property
+    def plain(self) -> Secure:
+        """The same defense without cryptography. It decides the same and gives the same update, bit by bit."""
+        return Secure(self._defense, **{**self.options, "encrypted": False})
+
+    @property
+    def rehearsal(self) -> Defense:
+        return self.plain
+
+    @property
+    def _defense(self) -> Defense:
+        return Defense(self.filters, self.aggregator, self.hooks, self.buffers)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was given beside the defense."""
+        names = ("clip", "buffer_clip", "colluders", "smallest", "largest", "encrypted")
+        return {name: getattr(self, name) for name in names}
+
+    def terms(self, parts: ModelParts, params: Tensor, n: int, memory: float | None) -> Terms:
+        """The public terms of a round with at most `n` clients."""
+        cosdefense, first = self.filters[-1], self.filters[0]
+        assert isinstance(cosdefense, CosDefense)
+        smallest = self.smallest or smallest_opening(self.colluders, n)
+        if n < smallest:
+            raise TooFewClients(f"Secure opens sums of at least {smallest} clients, got {n} clients")
+        head, weights, buffers = parts.sizes
+        limit = None
+        if isinstance(first, NormLimit):
+            limit = NormLimitTerms(first.max_ratio, first.decay, first.quantile, memory is not None)
+        clip = self.max_norm if limit is None or memory is None else memory
+        return Terms(
+            n, head, weights, buffers, parts.buffer_units(params), cosdefense.threshold, cosdefense.k,
+            clip, limit, self.buffer_clip, self.largest, smallest, smallest,
+        )  # fmt: skip
+
+    def judge(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
+        """Run the round up to the opened sum. Rows that are not finite are rejected: they cannot be encoded."""
+        cosdefense = self.filters[-1]
+        assert isinstance(cosdefense, CosDefense)
+        if len(cohort) and not bool((cohort.weights == cohort.weights[0]).all()):
+            raise ValueError("Secure needs equal weights: halves of updates are added, not multiplied")
+        memory = state[0] if isinstance(self.filters[0], NormLimit) else None
+        parts = ModelParts(cohort.layout, cohort.layout.find_layer(cosdefense.layer))
+        terms, theta = self.terms(parts, cohort.params, len(cohort), memory), parts.theta(cohort.params)
+        finite = cohort.updates.isfinite().all(dim=1).nonzero().flatten().tolist()
+        encoded = [parts.encode(cohort.updates[i], theta, terms) for i in finite]
+        run = run_protocol if self.encrypted else run_in_the_clear
+        outcomes = run(encoded, parts, cohort.params, theta, terms, memory)
+        return self._judged(cohort, finite, outcomes, parts, terms), self._remember(state, outcomes)
+
+    def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
+        """Give the opened mean to the aggregator, as its only row."""
+        if judged.skipped is not None:
+            return judged.verdict(), state
+        if not isinstance(judged, OpenedRound) or judged.mean is None:
+            raise TypeError("Secure combines what its own judge returned")
+        *memories, last = state
+        single = torch.zeros(1, dtype=torch.long, device=judged.received.clients.device)
+        row = replace(
+            judged.received, updates=judged.mean[None], clients=single, weights=judged.received.weights.new_ones(1)
+        )
+        update, last = self.aggregator(row, last)
+        return judged.verdict(update), (*memories, last)
+
+    def _remember(self, state: State, outcomes: Outcomes) -> State:
+        if not isinstance(self.filters[0], NormLimit):
+            return state
+        return (outcomes.decision.memory, *state[1:])
+
+    def _judged(
+        self, cohort: Cohort, finite: list[int], outcomes: Outcomes, parts: ModelParts, terms: Terms
+    ) -> OpenedRound:
+        decision, rows = outcomes.decision, torch.tensor(finite, dtype=torch.long)
+        evidence = {"CosDefense": self._scatter(decision.scores, rows, cohort)}
+        if isinstance(self.filters[0], NormLimit):
+            assert terms.clip is not None
+            lengths = tuple(claim.length * terms.clip / 256 for claim in outcomes.claims)
+            evidence = {"NormLimit": self._scatter(lengths, rows, cohort)} | evidence
+        accepted = cohort.weights.new_zeros(len(cohort))
+        accepted[rows.to(accepted.device)] = accepted.new_tensor([float(w > 0) for w in decision.weights])
+        mean = None
+        if outcomes.sums is not None:
+            opened = parts.join(*decode_mean(*outcomes.sums, decision.n_accepted, terms))
+            mean = _keep_variances(torch.from_numpy(opened), cohort).to(cohort.params)
+        remaining = replace(cohort, weights=cohort.weights * accepted)
+        every = torch.arange(len(cohort))
+        return OpenedRound(cohort, remaining, every, evidence, {}, decision.refused, mean=mean)
+
+    def _scatter(self, values: tuple[float, ...], rows: Tensor, cohort: Cohort) -> Tensor:
+        return scatter_rows(cohort.weights.new_tensor(values), rows, len(cohort), fill=math.nan)
+
+
+def _keep_variances(update: Tensor, cohort: Cohort) -> Tensor:
+    for where in cohort.layout.variances:
+        floor = (KEPT_VARIANCE - 1) * cohort.params[where].double().cpu()
+        update[where] = torch.maximum(update[where], floor)
+    return update

@@ -1,0 +1,237 @@
+"""The helper: the second server. It knows one half of every update, and decides with the leader who is accepted.
+
+It keeps no update on disk, sees neither the model nor the sum, and gives one sum for each ticket.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from .encoding import encode_public_head
+from .exchange import Checks, Outcome, Reports, Settled, TicketRequest
+from .halves import Answers, Shape, answer, expand_half, expand_head
+from .helper_state import HelperState
+from .report import SealedReport
+from .rule import decide
+from .streams import KEY, digest
+from .sums import add_half, empty_sum
+from .ticket import RoundKey, Ticket
+
+MAX_SETTLEMENTS = 2  # on one model; the second is for a leader that crashed before it saved the first
+
+
+class Refused(RuntimeError):
+    """The helper does not do what it was asked. The message says why."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a helper agrees to, whatever the leader asks.
+
+    Args:
+        smallest: The least `Terms.smallest`.
+        quorum: The least `Terms.quorum`.
+        max_clients: The most clients of a round.
+        max_coordinates: The most coordinates of a model.
+    """
+
+    smallest: int = 3
+    quorum: int = 3
+    max_clients: int = 1000
+    max_coordinates: int = 50_000_000
+
+
+@dataclass(repr=False)
+class _Round:
+    """The current round. Forgotten when the next ticket is issued."""
+
+    request: TicketRequest
+    theta: list[int]
+    ticket: Ticket
+    key: RoundKey
+    body: bytes | None = None  # digest of the reports
+    reports: tuple[SealedReport, ...] = ()
+    seeds: tuple[bytes | None, ...] = ()
+    checks: Checks | None = None
+    settlement: tuple[bytes, Settled] | None = None  # digest of the leader's answers, and the reply to them
+
+
+class Helper:
+    """Issues tickets, checks reports, settles rounds. One at a time; it knows no network.
+
+    Args:
+        identity: Signs tickets. Every client knows its public key.
+        roster: The public keys of all nodes that may take part.
+        policy: What it agrees to.
+        state_path: Where it remembers settled rounds. None: nowhere, for simulations.
+        memory: The running median norm to start with, for simulations.
+    """
+
+    def __init__(
+        self,
+        identity: Ed25519PrivateKey,
+        roster: Collection[bytes],
+        policy: Policy = Policy(),
+        state_path: Path | None = None,
+        *,
+        memory: float | None = None,
+    ) -> None:
+        self.roster, self.policy = frozenset(roster), policy
+        self._identity, self._path = identity, state_path
+        self._state = HelperState.load(state_path)
+        if memory is not None:
+            self._state = replace(self._state, memory=memory)
+        self._round: _Round | None = None
+
+    @property
+    def public_key(self) -> bytes:
+        return self._identity.public_key().public_bytes_raw()
+
+    def issue_ticket(self, request: TicketRequest) -> Ticket:
+        """A ticket for a new round. The round before, if it is not settled, is abandoned."""
+        self._check_request(request)
+        theta = encode_public_head(np.frombuffer(request.head, "<f8"))
+        self._save(replace(self._state, issued=self._state.issued + 1))
+        key = RoundKey()
+        model = model_digest(request.head, request.rest)
+        ticket = Ticket(self._state.issued, os.urandom(KEY), key.public, request.terms.digest, model)
+        self._round = _Round(request, theta, ticket.sign(self._identity), key)
+        return self._round.ticket
+
+    def check_reports(self, reports: Reports) -> Checks:
+        """The helper's half of the check of every report. The same reports again get the same answers."""
+        current, body = self._current(reports.number), digest("reports", reports.to_bytes())
+        if current.checks is not None:
+            if current.body != body:
+                raise Refused(f"round {reports.number} has its reports already")
+            return current.checks
+        if len(reports.reports) > len(current.request.nodes):
+            raise Refused(f"{len(reports.reports)} reports for {len(current.request.nodes)} nodes")
+        found, seen = [], set[bytes]()
+        for report in reports.reports:
+            outcome, seed = self._open(report, current, seen)
+            seen.add(report.node)
+            found.append((outcome, seed, None if seed is None else self._answer(report, seed, current)))
+        current.body, current.reports = body, reports.reports
+        current.seeds = tuple(seed for _, seed, _ in found)
+        current.checks = Checks(reports.number, tuple(o for o, _, _ in found), tuple(a for _, _, a in found))
+        return current.checks
+
+    def settle(self, leader: Checks) -> Settled:
+        """Verify, decide, and give the half of the sum: once for each ticket. The same answers get the same reply."""
+        current, body = self._current(leader.number), digest("answers", leader.to_bytes())
+        if current.settlement is not None:
+            if current.settlement[0] != body:
+                raise Refused(f"round {leader.number} is settled")
+            return current.settlement[1]
+        if current.checks is None or len(leader.answers) != len(current.reports):
+            raise Refused(f"round {leader.number} needs answers for each of its {len(current.reports)} reports")
+        settled, memory = self._decide(current, current.checks, leader)
+        model = current.ticket.model.hex()
+        before = self._state.settlements if self._state.model == model else 0
+        if settled.refused is None and before >= MAX_SETTLEMENTS:
+            raise Refused(f"{before} rounds were settled on this model, and no more are allowed")
+        if settled.refused is None:
+            # On disk before the sum leaves: two sums of one round could differ by one client.
+            changes = {"settled": leader.number, "model": model, "settlements": before + 1, "memory": memory}
+            self._save(replace(self._state, **changes))  # type: ignore[arg-type]
+            settled = self._sum(current, settled)
+        current.settlement = (body, settled)
+        return settled
+
+    def _check_request(self, request: TicketRequest) -> None:
+        terms, policy, nodes = request.terms, self.policy, request.nodes
+        for name, value, least in (
+            ("smallest", terms.smallest, policy.smallest),
+            ("quorum", terms.quorum, policy.quorum),
+        ):
+            if value < least:
+                raise Refused(f"{name} must be at least {least} here, got {value}")
+        if terms.clients > policy.max_clients:
+            raise Refused(f"at most {policy.max_clients} clients are allowed here, got {terms.clients}")
+        size = terms.head + terms.words
+        if size > policy.max_coordinates:
+            raise Refused(f"at most {policy.max_coordinates} coordinates are allowed here, got {size}")
+        if len(set(nodes)) != len(nodes) or not terms.quorum <= len(nodes) <= terms.clients:
+            raise Refused(f"a round needs {terms.quorum} to {terms.clients} different nodes, got {len(nodes)}")
+        if not self.roster.issuperset(nodes):
+            raise Refused(f"{len(set(nodes) - self.roster)} of the nodes are not in the roster")
+        if len(request.head) != 8 * terms.head or not np.isfinite(np.frombuffer(request.head, "<f8")).all():
+            raise Refused(f"the global head needs {terms.head} finite numbers")
+        limit, memory = terms.norm_limit, self._state.memory
+        if limit is not None and (limit.started != (memory is not None) or memory not in (None, terms.clip)):
+            raise Refused(f"the running median norm is {memory} here, and {terms.clip} in the terms")
+
+    def _current(self, number: int) -> _Round:
+        if self._round is None or self._round.ticket.number != number:
+            raise Refused(f"round {number} is not the current one")
+        return self._round
+
+    def _open(self, report: SealedReport, current: _Round, seen: Collection[bytes]) -> tuple[Outcome, bytes | None]:
+        if report.node not in current.request.nodes:
+            return Outcome.UNKNOWN_NODE, None
+        if report.node in seen:
+            return Outcome.REPEATED_NODE, None
+        if not report.claim.is_possible(current.request.terms):
+            return Outcome.MALFORMED, None
+        if not report.is_signed(current.ticket):
+            return Outcome.UNSIGNED, None
+        seed = current.key.unseal(report.sealed, report.transcript(current.ticket))
+        if seed is None or len(seed) != KEY or digest("seed", seed) != report.seed:
+            return Outcome.UNSEALED, None
+        return Outcome.VALID, seed
+
+    def _answer(self, report: SealedReport, seed: bytes, current: _Round) -> Answers:
+        terms, theta = current.request.terms, current.theta
+        half = expand_half(seed, Shape.of(terms, with_cosine=any(theta)), terms)
+        keys = report.keys(current.ticket)
+        transcript = keys.transcript(report.claim, report.rest)
+        return answer(half, keys, report.claim, transcript, theta, terms, leader=False)
+
+    def _decide(self, current: _Round, ours: Checks, leader: Checks) -> tuple[Settled, float | None]:
+        terms, theta = current.request.terms, current.theta
+        outcomes = compare(ours, leader, Shape.of(terms, with_cosine=any(theta)))
+        valid = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.VALID]
+        claims = [current.reports[i].claim for i in valid]
+        decision = decide(claims, terms, self._state.memory, with_cosine=any(theta))
+        weights = [0] * len(outcomes)
+        for i, weight in zip(valid, decision.weights, strict=True):
+            weights[i] = weight
+        return Settled(leader.number, outcomes, tuple(weights), decision.refused), decision.memory
+
+    def _sum(self, current: _Round, settled: Settled) -> Settled:
+        terms = current.request.terms
+        total = empty_sum(terms)
+        for seed, weight in zip(current.seeds, settled.weights, strict=True):
+            if weight:
+                assert seed is not None
+                words = terms.ring.draw(seed, terms.words)
+                total = add_half(total, expand_head(seed, terms), words, weight, terms)
+        return replace(settled, head=total[0], words=total[1])
+
+    def _save(self, state: HelperState) -> None:
+        state.save(self._path)
+        self._state = state
+
+
+def compare(ours: Checks, theirs: Checks, shape: Shape) -> tuple[Outcome, ...]:
+    """What became of each report, from both servers' answers."""
+    outcomes = list[Outcome]()
+    for mine, other, *codes in zip(ours.answers, theirs.answers, ours.outcomes, theirs.outcomes, strict=True):
+        if mine is None or other is None:
+            code = codes[0] if mine is None else codes[1]
+            outcomes.append(Outcome.MISSING if code == Outcome.VALID else code)
+        else:
+            outcomes.append(Outcome.VALID if mine.agree_with(other, shape) else Outcome.UNPROVEN)
+    return tuple(outcomes)
+
+
+def model_digest(head: bytes, rest: bytes) -> bytes:
+    """The digest of the global model, from its head and a digest of its other tensors."""
+    return digest("model", digest("head", head), rest)

@@ -1,0 +1,159 @@
+"""The protocol against its twin in the clear: no decision and no bit of a sum may differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from secure_examples import (
+    CLIPPED,
+    SCALED,
+    TERMS,
+    THOROUGH,
+    WITH_BUFFERS,
+    Example,
+    draw_head,
+    draw_updates,
+    encode_update,
+    request,
+    start_round,
+    thorough,
+)
+
+from cosdefense.secure.encoding import Encoded, decode_mean, encode_public_head
+from cosdefense.secure.exchange import Outcome
+from cosdefense.secure.leader import Opened, open_round
+from cosdefense.secure.rule import decide
+from cosdefense.secure.statements import claim
+from cosdefense.secure.terms import Terms
+
+
+def check_round(example: Example, rows: np.ndarray, memory: float | None = None) -> Opened:
+    """Play a round, and compare it with plain integers."""
+    terms, theta = example.terms, example.theta
+    encoded = [encode_update(row, theta, terms) for row in rows]
+    opened = example.open([example.write(update, i) for i, update in enumerate(encoded)])
+    assert opened.outcomes == (Outcome.VALID,) * len(rows)
+    decision = decide([claim(update, theta, terms) for update in encoded], terms, memory, with_cosine=any(theta))
+    assert repr(opened.decision) == repr(decision)  # NaN scores are equal here
+    if decision.refused is not None:
+        assert opened.words is None
+        assert opened.head == ()
+        return opened
+    assert opened.words is not None
+    assert list(opened.head) == plain_sum([update.head.tolist() for update in encoded], decision.weights)
+    words = plain_sum([terms.ring.to_signed(update.words).tolist() for update in encoded], decision.weights)
+    assert terms.ring.to_signed(opened.words).tolist() == words
+    return opened
+
+
+def plain_sum(rows: list[list[int]], weights: tuple[int, ...]) -> list[int]:
+    return [sum(w * v for w, v in zip(weights, column, strict=True)) for column in zip(*rows, strict=True)]
+
+
+def run_many(rounds: int, terms: Terms, seed: int) -> int:
+    """How many rounds were opened."""
+    rng, n_opened = np.random.default_rng(seed), 0
+    keys = start_round(terms, np.ones(terms.head)).keys
+    for number in range(rounds):
+        head = draw_head(rng, terms)
+        example = start_round(terms, head, keys)
+        n_opened += check_round(example, draw_updates(rng, terms, head, number)).words is not None
+    return n_opened
+
+
+@pytest.mark.slow
+def test_two_thousand_rounds_equal_the_twin() -> None:
+    """All but some without sketches, which make a round ten times as long."""
+    small = replace(TERMS, head=4, weights=4)
+    opened = run_many(100_000 if THOROUGH else 1900, small, 0)
+    opened += run_many(2000 if THOROUGH else 40, CLIPPED, 1) + run_many(2000 if THOROUGH else 40, WITH_BUFFERS, 2)
+    opened += run_many(1000 if THOROUGH else 20, SCALED, 3)
+    assert opened > 1000
+
+
+def test_a_global_head_of_zeros_accepts_everybody() -> None:
+    rng = np.random.default_rng(7)
+    for terms in (TERMS, CLIPPED):
+        opened = check_round(start_round(terms, np.zeros(terms.head)), draw_updates(rng, terms, np.zeros(terms.head)))
+        assert opened.decision.weights == (1,) * 5
+
+
+def test_the_mean_is_that_of_the_updates() -> None:
+    rng = np.random.default_rng(8)
+    head = draw_head(rng, WITH_BUFFERS)
+    rows = 0.1 * rng.normal(size=(5, 18))
+    example = start_round(replace(WITH_BUFFERS, threshold="mad", deviations=100.0), head)
+    opened = check_round(example, rows)
+    assert opened.words is not None
+    mean = np.concatenate(decode_mean(opened.head, opened.words, opened.decision.n_accepted, example.terms))
+    assert np.abs(mean - rows.mean(axis=0)).max() <= 2.0**-example.terms.buffer_fraction
+    assert np.abs(mean - rows.mean(axis=0))[:14].max() <= 2.0**-example.terms.fraction
+
+
+def test_every_subset_of_clients_may_be_missing() -> None:
+    rng = np.random.default_rng(9)
+    head = draw_head(rng, TERMS)
+    rows = draw_updates(rng, TERMS, head, 1)
+    for subset in range(32):
+        example = start_round(TERMS, head)
+        present = [i for i in range(5) if subset >> i & 1]
+        encoded = {i: encode_update(rows[i], example.theta, TERMS) for i in present}
+        opened = example.open([example.write(encoded[i], i) for i in present])
+        decision = decide([claim(encoded[i], example.theta, TERMS) for i in present], TERMS, None)
+        assert repr(opened.decision) == repr(decision)
+        if opened.words is not None:
+            chosen = [encoded[i].head.tolist() for i in present]
+            assert list(opened.head) == plain_sum(chosen, decision.weights)
+        else:
+            assert len(present) < 3 or decision.n_accepted == 0
+
+
+def test_the_order_of_reports_does_not_matter() -> None:
+    rng = np.random.default_rng(13)
+    head = draw_head(rng, TERMS)
+    rows = draw_updates(rng, TERMS, head, 1)
+    sums = set()
+    for _ in range(20):
+        example, order = start_round(TERMS, head), rng.permutation(5)
+        opened = example.open([example.write(encode_update(rows[i], example.theta, TERMS), i) for i in order])
+        assert opened.words is not None
+        sums.add((tuple(opened.head), opened.words.tobytes()))
+    assert len(sums) == 1
+
+
+def test_a_long_norm_limited_run_keeps_both_memories_equal() -> None:
+    """The running median of the helper is what the leader has."""
+    rng, memory = np.random.default_rng(11), None
+    head = draw_head(rng, SCALED)
+    example = start_round(SCALED, head)
+    nodes = tuple(key.public_key().public_bytes_raw() for key in example.keys)
+    for number in range(12):
+        assert SCALED.norm_limit is not None
+        if number:
+            assert memory is not None
+            terms = replace(SCALED, clip=memory, norm_limit=replace(SCALED.norm_limit, started=True))
+            ticket = example.helper.issue_ticket(request(terms, head, nodes, rest=bytes([number] * 32)))
+            example = replace(example, terms=terms, ticket=ticket)
+        rows = rng.normal(size=(5, 14)) * rng.uniform(0.5, 2, size=(5, 1))
+        encoded = [encode_update(row, example.theta, example.terms) for row in rows]
+        reports = [example.write(update, i) for i, update in enumerate(encoded)]
+        opened = open_round(reports, example.ticket, example.terms, example.theta, memory, example.helper)
+        assert set(opened.outcomes) == {Outcome.VALID}
+        memory = opened.decision.memory
+        if memory is None:
+            break
+
+
+@thorough
+def test_ten_thousand_honest_reports() -> None:
+    rng, n = np.random.default_rng(12), 100
+    for number in range(100):
+        terms = replace((CLIPPED, WITH_BUFFERS)[number % 2], clients=n, smallest=22, quorum=22)
+        head = draw_head(rng, terms)
+        example = start_round(terms, head)
+        rows = draw_updates(rng, terms, head, number) * 10 ** rng.uniform(0, 3)  # many are clipped
+        encoded: list[Encoded] = [encode_update(row, encode_public_head(head), terms) for row in rows]
+        opened = example.open([example.write(update, i) for i, update in enumerate(encoded)])
+        assert opened.outcomes == (Outcome.VALID,) * n
