@@ -137,7 +137,10 @@ class Task:
         else:
             gradients, updated = _compute_gradients(loss, weights)
         # Written into place: concatenating hundreds of tensors first would read and write everything twice.
-        return self._write(gradients, torch.zeros_like(params)), self._write(updated, params.clone())
+        gradient = torch.zeros_like(params)
+        if self.functional:
+            gradient = gradient + zero  # one vector per client, also where all have the same parameters
+        return self._write(gradients, gradient), self._write(updated, params.clone())
 
     def _write(self, tensors: dict[str, Tensor], vector: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """Write tensors into their places in the vector and return it; names that the layout lacks are ignored."""
