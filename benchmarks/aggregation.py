@@ -1,6 +1,6 @@
 """Every aggregation rule beside byzfl's, Flower's and the limit of the machine: time, memory, accuracy.
 
-python benchmarks/aggregation.py [--markdown] [--json FILE] [--quick]
+python benchmarks/aggregation.py [--markdown] [--json FILE] [--quick] [--simplest]
 
 Float32 on the CPU with two threads, competitors in turns. "limit" is what the machine could do at best: all rows
 read once at the speed of a sum, plus, where a rule compares all rows, their products at the speed of a matrix product
@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from measuring import Table, Timing, machine, options, peak_memory, report, timed
 from peers import byzfl_rules, flower_rules, picked_by_new_krum
+from simplest_forms import DIFFER, FORMS, difference
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from cosdefense import Aggregator, Cohort, Defense, Layout, get
+from cosdefense import Aggregator, Cohort, Defense, Layout, Need, get
 from cosdefense.aggregators import Bulyan, CenteredClipping, GeometricMedian, Mean, Median, TrimmedMean
 from cosdefense.filters import CosDefense, Krum, MultiKrum
 from cosdefense.ops import squared_distances
@@ -39,6 +40,7 @@ GOALS = {
     "Multi-Krum": ("byzfl", 6.0), "Median": ("both", 6.0), "Trimmed mean": ("both", 6.0),
     "Geometric median": ("byzfl", 8.0), "Centered clipping": ("byzfl", 5.0), "Bulyan": ("flwr", 20.0),
 }  # fmt: skip
+MOST = 3.0  # times the time of its simplest form in torch: the most that any rule may take
 COMPARES_ALL = {"Krum", "Multi-Krum", "Geometric median", "Bulyan"}
 
 
@@ -90,6 +92,50 @@ def ours(defense: Defense, cohort: Cohort) -> Callable[[], Tensor]:
         return verdict.update
 
     return run
+
+
+def layered(rows: Tensor) -> Cohort:
+    """The rows as a model of several tensors: a classifier of ten classes with a bias, for rules that look at it."""
+    d = rows.shape[1]
+    head = 10 * min(512, d // 40)
+    sizes = (("first.weight", ((d - head - 10) // 2, 1)), ("second.weight", ((d - head - 10 + 1) // 2, 1)))
+    layout = Layout((*sizes, ("head.weight", (10, head // 10)), ("head.bias", (10,))), "head.weight", d)
+    return Cohort.of(rows, torch.randn(d, generator=torch.Generator().manual_seed(1)).to(rows.dtype), layout)
+
+
+def presets(name: str) -> Defense:
+    """A defense as its simplest form assumes it."""
+    options: dict[str, Any] = {"deepsight": {"samples": 0}}.get(name, {})
+    if Need.ATTACKER_COUNT in get(name).needs and name != "rlr":
+        options = {"contamination": SHARE}
+    return get(name, **options)
+
+
+def against_simplest(sizes: tuple[tuple[int, int], ...], repeats: int) -> list[Table]:
+    """Every rule of the catalog that needs nothing but updates beside its simplest form in torch, and beside byzfl."""
+    tables = []
+    for n, d in sizes:
+        rows, lines = drawn(n, d), list[list[str]]()
+        cohort, theirs = layered(rows), byzfl_rules(rows, int(SHARE * n), 10.0)
+        for name, form in FORMS.items():
+            cases: dict[str, Callable[[], Any]] = {
+                "ours": ours(presets(name), cohort), "simplest": partial(form, cohort)
+            }  # fmt: skip
+            if name in theirs:
+                cases["byzfl"] = theirs[name]
+            times = timed(cases, repeats, patience=3.0)
+            own, simplest = times["ours"].median, times["simplest"].median
+            off = difference(cases["ours"](), cases["simplest"]())
+            byzfl = f"{times['byzfl'].median / own:.3g}×" if "byzfl" in times else "–"
+            print(f"{n} × {d:,}  {name}: {own / simplest:.2f} × the simplest form", file=sys.stderr, flush=True)
+            lines.append([
+                name, str(times["ours"]), f"{simplest:.3g} s", f"{own / simplest:.2f}×",
+                "yes" if own <= MOST * simplest else "no", byzfl, "–" if name in DIFFER else f"{off:.0e}",
+            ])  # fmt: skip
+        header = ("rule", "ours: median [lowest, highest]", "simplest form", "ratio", f"at most {MOST:g}×",
+                  "byzfl takes", "difference")  # fmt: skip
+        tables.append(Table(f"Beside the simplest form in torch, n = {n}, d = {d:,}.", header, lines))
+    return tables
 
 
 def limits(rows: Tensor) -> tuple[float, float]:
@@ -239,6 +285,9 @@ def narrow_products() -> Table:
 def main(given: argparse.Namespace) -> None:
     torch.set_num_threads(2)
     began = time.perf_counter()
+    beside_simplest = against_simplest(QUICK if given.quick else SIZES, 3 if given.quick else given.repeats)
+    if given.simplest:
+        return report(given, machine("numpy", "byzfl", "scikit-learn"), beside_simplest, {})
     header = ("rule", "ours: median [lowest, highest]", "times as fast as", "goal", "of the limit", "memory", "error")
     tables, results = [], dict[str, Any]()
     for n, d in QUICK if given.quick else SIZES:
@@ -249,16 +298,17 @@ def main(given: argparse.Namespace) -> None:
     sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000), (1000, 100_000),
              (100, 50_000), (100, 100_000), (100, 400_000))  # fmt: skip
     tables += [
-        shares(QUICK if given.quick else SIZES), *growth(tuple((n, d // smaller) for n, d in sizes)),
+        *beside_simplest, shares(QUICK if given.quick else SIZES), *growth(tuple((n, d // smaller) for n, d in sizes)),
         picks(5 if given.quick else 20), narrow_products(),
     ]  # fmt: skip
     about = machine("numpy", "byzfl", "flwr") | {"seconds in all": f"{time.perf_counter() - began:.0f}"}
     results |= {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables[2:]}
-    report(given, about, tables, results)
+    return report(given, about, tables, results)
 
 
 if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the coordinates, to see that it works")
+    parser.add_argument("--simplest", action="store_true", help="only beside the simplest forms")
     parser.add_argument("--repeats", type=int, default=5)
     main(parser.parse_args())

@@ -35,7 +35,13 @@ def byzfl_rules(rows: Tensor, f: int, radius: float) -> dict[str, Rule]:
     theirs = byzfl_module("aggregators.aggregators")
     if theirs is None:
         return {}
-    return {
+    before, trimmed = byzfl_module("aggregators.preaggregators"), theirs.TrMean(f)
+    catalog: dict[str, Rule] = {
+        "nnm": lambda: trimmed(before.NNM(f)(rows)),
+        "arc": lambda: trimmed(before.NNM(f)(before.ARC(f)(rows.clone()))),  # ARC writes into what it is given
+        "bucketing": lambda: theirs.Median()(before.Bucketing(2)(rows)),
+    }
+    return catalog | {
         "Mean": lambda: theirs.Average()(rows),
         "Krum": lambda: theirs.Krum(f)(rows),
         "Multi-Krum": lambda: theirs.MultiKrum(f)(rows),
