@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
+import numpy as np
+
+from .encoding import encode_public_head
 from .halves import Answers, Shape
 from .messages import Malformed, Reader, elements, number, sized
 from .report import SealedReport
@@ -37,6 +41,16 @@ class TicketRequest:
     head: bytes  # the global head, float64
     rest: bytes  # digest of the other tensors of the model
     nodes: tuple[bytes, ...]
+
+    @cached_property
+    def theta(self) -> list[int]:
+        """The global head as integers."""
+        return encode_public_head(np.frombuffer(self.head, "<f8"))
+
+    @property
+    def shape(self) -> Shape:
+        """The form of reports and answers."""
+        return Shape.of(self.terms, with_cosine=any(self.theta))
 
     def to_bytes(self) -> bytes:
         nodes = number(len(self.nodes)) + b"".join(self.nodes)

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from .encoding import encode_public_head
 from .exchange import Checks, Outcome, Reports, Settled, TicketRequest
 from .halves import Answers, Shape, answer, expand_half, expand_head
 from .helper_state import HelperState
@@ -52,7 +51,6 @@ class _Round:
     """The current round. Forgotten when the next ticket is issued."""
 
     request: TicketRequest
-    theta: list[int]
     ticket: Ticket
     key: RoundKey
     body: bytes | None = None  # digest of the reports
@@ -96,12 +94,11 @@ class Helper:
     def issue_ticket(self, request: TicketRequest) -> Ticket:
         """A ticket for a new round. The round before, if it is not settled, is abandoned."""
         self._check_request(request)
-        theta = encode_public_head(np.frombuffer(request.head, "<f8"))
         self._save(replace(self._state, issued=self._state.issued + 1))
         key = RoundKey()
         model = model_digest(request.head, request.rest)
         ticket = Ticket(self._state.issued, os.urandom(KEY), key.public, request.terms.digest, model)
-        self._round = _Round(request, theta, ticket.sign(self._identity), key)
+        self._round = _Round(request, ticket.sign(self._identity), key)
         return self._round.ticket
 
     def check_reports(self, reports: Reports) -> Checks:
@@ -188,15 +185,15 @@ class Helper:
         return Outcome.VALID, seed
 
     def _answer(self, report: SealedReport, seed: bytes, current: _Round) -> Answers:
-        terms, theta = current.request.terms, current.theta
-        half = expand_half(seed, Shape.of(terms, with_cosine=any(theta)), terms)
+        terms, theta = current.request.terms, current.request.theta
+        half = expand_half(seed, current.request.shape, terms)
         keys = report.keys(current.ticket)
         transcript = keys.transcript(report.claim, report.rest)
         return answer(half, keys, report.claim, transcript, theta, terms, leader=False)
 
     def _decide(self, current: _Round, ours: Checks, leader: Checks) -> tuple[Settled, float | None]:
-        terms, theta = current.request.terms, current.theta
-        outcomes = compare(ours, leader, Shape.of(terms, with_cosine=any(theta)))
+        terms, theta = current.request.terms, current.request.theta
+        outcomes = compare(ours, leader, current.request.shape)
         valid = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.VALID]
         claims = [current.reports[i].claim for i in valid]
         decision = decide(claims, terms, self._state.memory, with_cosine=any(theta))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..core import running_average
 from .statements import Claim
 from .terms import STEPS, Terms
 
@@ -103,7 +102,9 @@ def _norm_limit(lengths: Sequence[int], terms: Terms, memory: float | None) -> t
     accepted = [length for length in lengths if length <= most]
     factors = [0 if v > most else min(STEPS, math.floor(STEPS * middle / v)) for v in lengths]
     now = min(_median(accepted), 2 * middle)
-    return factors, running_average(memory, float(now) * unit, limit.decay)
+    current = float(now) * unit
+    # `core.running_average`, without torch, which a helper does not need.
+    return factors, current if memory is None else limit.decay * memory + (1 - limit.decay) * current
 
 
 def _median(values: Sequence[int | Fraction]) -> Fraction:

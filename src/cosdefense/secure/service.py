@@ -1,0 +1,109 @@
+"""The helper on HTTPS. Only who has a certificate of the leader's authority can connect.
+
+Bodies are the messages of `exchange.py`, as bytes. A request that is refused gets the reason as text: 400 for bytes
+that are no message, 409 for what the helper does not agree to, 413 for bodies that are too large.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from .exchange import Checks, Reports, TicketRequest
+from .helper import Helper, Refused
+from .helper_config import HelperConfig
+from .messages import Malformed
+from .terms import RefusedTerms
+
+LOG = logging.getLogger(__name__)
+MAX_BODY = 256 << 20  # a request for a ticket holds the global head, and answers are a few kB for each client
+
+
+class HelperService:
+    """Answers one request at a time: the steps of a round follow each other."""
+
+    def __init__(self, config: HelperConfig) -> None:
+        self._config = config
+        self._helper = Helper(config.read_identity(), config.read_roster(), config.policy, config.state)
+        self._lock = Lock()
+        self._request: TicketRequest | None = None
+
+    def issue_ticket(self, body: bytes) -> bytes:
+        request = TicketRequest.from_bytes(body)
+        self._helper.roster = frozenset(self._config.read_roster())  # operators add and remove nodes between rounds
+        ticket = self._helper.issue_ticket(request)
+        self._request = request
+        LOG.info("ticket %d for %d nodes, terms %s", ticket.number, len(request.nodes), request.terms.digest.hex()[:8])
+        return ticket.to_bytes()
+
+    def check_reports(self, body: bytes) -> bytes:
+        checks = self._helper.check_reports(Reports.from_bytes(body))
+        counts = {outcome.name: checks.outcomes.count(outcome) for outcome in sorted(set(checks.outcomes))}
+        LOG.info("reports of round %d: %s", checks.number, counts)
+        return checks.to_bytes()
+
+    def settle(self, body: bytes) -> bytes:
+        if self._request is None:
+            raise Refused("there is no current round")
+        settled = self._helper.settle(Checks.from_bytes(body, self._request.shape))
+        n_accepted = sum(weight > 0 for weight in settled.weights)
+        LOG.info("round %d: %d accepted, %s", settled.number, n_accepted, settled.refused or "sum given")
+        return settled.to_bytes(self._request.terms)
+
+    def app(self) -> Starlette:
+        """The three steps of a round, and a health check."""
+        steps = {"/ticket": self.issue_ticket, "/reports": self.check_reports, "/settle": self.settle}
+        routes = [Route(path, self._endpoint(step), methods=["POST"]) for path, step in steps.items()]
+        return Starlette(routes=[*routes, Route("/health", lambda _: Response("ok"))])
+
+    def _endpoint(self, step: Callable[[bytes], bytes]) -> Callable[..., object]:
+        def run(body: bytes) -> Response:
+            with self._lock:
+                try:
+                    return Response(step(body), media_type="application/octet-stream")
+                except (Malformed, RefusedTerms) as problem:
+                    LOG.warning("bad request: %s", problem)
+                    return Response(str(problem), 400, media_type="text/plain")
+                except Refused as problem:
+                    LOG.warning("refused: %s", problem)
+                    return Response(str(problem), 409, media_type="text/plain")
+
+        async def endpoint(request: Request) -> Response:
+            body = bytearray()
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MAX_BODY:
+                    return Response(f"at most {MAX_BODY} bytes are allowed", 413, media_type="text/plain")
+            return await run_in_threadpool(run, bytes(body))
+
+        return endpoint
+
+
+def serve(path: Path) -> None:
+    """Run a helper until it is stopped."""
+    config = HelperConfig.load(path)
+    settings = uvicorn.Config(
+        HelperService(config).app(),
+        host=config.host,
+        port=config.port,
+        ssl_certfile=config.certificate,
+        ssl_keyfile=config.certificate_key,
+        ssl_ca_certs=str(config.leader_authority),
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
+        log_level="warning",
+        access_log=False,
+    )
+    settings.load()
+    assert settings.ssl is not None
+    settings.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    uvicorn.Server(settings).run()
