@@ -100,8 +100,8 @@ class Site:
         return f"https://localhost:{self.config.port}"
 
     def connect(self, certificate: str = "leader", authority: str = "helper-ca") -> RemoteHelper:
-        certificates = (self.folder / f"{name}.crt" for name in (certificate, authority))
-        self.connections.append(RemoteHelper(self.address, *certificates, timeout=30.0))
+        own, trusted = self.folder / f"{certificate}.crt", self.folder / f"{authority}.crt"
+        self.connections.append(RemoteHelper(self.address, own, trusted, timeout=30.0))
         return self.connections[-1]
 
     def start(self) -> None:

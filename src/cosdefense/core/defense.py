@@ -69,6 +69,11 @@ class Defense:
         return self.buffers == "median" and not any(part.replaces_buffers for part in self.filters)
 
     @property
+    def hides_updates(self) -> bool:
+        """Whether clients must not send updates as they are. Only simulations can run such a defense so far."""
+        return False
+
+    @property
     def options(self) -> dict[str, Any]:
         """What kinds of defenses with more than parts were given beside them (`cosdefense.secure.Secure`)."""
         return {}

@@ -75,6 +75,11 @@ class Defended(Strategy):
         self.strategy = strategy
         self.defense = defense if isinstance(defense, Defense) else Defense((defense,), Mean())
         _refuse_hooks(self.defense)
+        if self.defense.hides_updates:
+            raise ValueError(
+                f"Defended sees every update, and {type(self.defense).__name__} must not: it is for simulations so far. "
+                "Pass the defense that it was made from, or run it in the simulator"
+            )
         self.defense_aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy aggregates
         self.head, self.trusted_data = head, trusted_data
         self.quorum, self.deadline, self.pull_limits = quorum, deadline, pull_limits

@@ -129,6 +129,10 @@ class Secure(Defense):
         return Secure(self._defense, **{**self.options, "encrypted": False})
 
     @property
+    def hides_updates(self) -> bool:
+        return True
+
+    @property
     def rehearsal(self) -> Defense:
         return self.plain
 
