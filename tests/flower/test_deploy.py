@@ -55,6 +55,14 @@ def test_the_superlink_listens_on_the_loopback_address_and_knows_its_nodes(file:
     assert "--insecure" not in command
 
 
+def test_the_commands_of_the_guide_start_no_supernode_as_root() -> None:
+    """The guide's shell is root's, who could unpack any app and execute it: the approved apps would mean nothing."""
+    blocks = re.findall(r"```bash\n(.*?)```", join_lines(NODE.read_text(encoding="utf-8")), re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if "flower-supernode" in line]
+    assert commands
+    assert all(command.startswith("setpriv --reuid=cosdefense") for command in commands)
+
+
 # ---- certificates
 
 
