@@ -36,7 +36,13 @@ def byzfl_rules(rows: Tensor, f: int, radius: float) -> dict[str, Rule]:
     if theirs is None:
         return {}
     before, trimmed = byzfl_module("aggregators.preaggregators"), theirs.TrMean(f)
-    catalog: dict[str, Rule] = {
+    catalog: dict[str, Rule] = {  # by their names in the catalog
+        "fedavg": lambda: theirs.Average()(rows),
+        "krum": lambda: theirs.Krum(f)(rows),
+        "multi-krum": lambda: theirs.MultiKrum(f)(rows),
+        "median": lambda: theirs.Median()(rows),
+        "trimmed-mean": lambda: trimmed(rows),
+        "centered-clipping": lambda: theirs.CenteredClipping(tau=radius)(rows),
         "nnm": lambda: trimmed(before.NNM(f)(rows)),
         "arc": lambda: trimmed(before.NNM(f)(before.ARC(f)(rows.clone()))),  # ARC writes into what it is given
         "bucketing": lambda: theirs.Median()(before.Bucketing(2)(rows)),

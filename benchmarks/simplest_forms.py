@@ -136,6 +136,7 @@ def multi_metrics(c: Cohort) -> Tensor:
     angles = (1 - cosine_matrix(models)).square().sum(dim=1)
     taxi, lengths = distances(models, 1.0).sum(dim=1), (norms[:, None] - norms).abs().sum(dim=1)
     found = torch.stack([angles, taxi, lengths], dim=1)
+    found = found / found.std(dim=0)  # or their squares are too different in size for an inverse
     scores = (found @ torch.linalg.pinv(found.T.cov()) * found).sum(dim=1)
     return c.updates[scores.topk(max(1, int(0.3 * len(c))), largest=False).indices].mean(dim=0)
 
@@ -162,7 +163,7 @@ def alignins(c: Cohort) -> Tensor:
     principal = rows.sign().sum(dim=0).sign()
     top = rows.abs().topk(largest, dim=1).indices
     shares = (rows.sign() == principal).gather(1, top).float().mean(dim=1)
-    usual = (z(torch.cosine_similarity(rows, c.params[None])) < 1) & (z(shares) < 1)
+    usual = (z(torch.cosine_similarity(rows.double(), c.params[None].double())) < 1) & (z(shares) < 1)
     return clip(rows[usual], true_median(rows[usual].norm(dim=1))).mean(dim=0)
 
 
@@ -275,8 +276,13 @@ FORMS: dict[str, Form] = {
     "foolsgold": foolsgold,
     "fedrola": fedrola,
 }
-# Their own noise or random starts: the results are not compared.
-DIFFER = {"pca-clustering", "flame", "weak-dp", "central-dp"}
+# Their own noise, draws or random starts: the results are not compared.
+DIFFER = {"pca-clustering", "flame", "weak-dp", "central-dp", "dnc"}
+
+
+def simplest(name: str, cohort: Cohort) -> Tensor:
+    """The rule without rows that are not finite, which no correct form may count."""
+    return FORMS[name](cohort.only(cohort.updates.isfinite().all(dim=1)))
 
 
 def difference(one: Tensor, other: Tensor) -> float:

@@ -210,7 +210,7 @@ WAVES = [[1, 2, 3, 4], [1, 2, 3, 5], [2, 2, 3, 4], [4, 3, 2, -1], [1, 3, 3, 4]]
 
 
 def test_pinned_freqfed() -> None:
-    low = [low_frequencies(torch.tensor(row, dtype=torch.float64), 2).tolist() for row in WAVES]
+    low = low_frequencies(torch.tensor(WAVES, dtype=torch.float64), 2).tolist()
     expected = [[5, -2.230442], [5.5, -2.883724], [5.5, -1.577161], [4, 3.537005], [5.5, -1.959844]]
     assert low == [pytest.approx(row, abs=1e-6) for row in expected]
     judgment, _ = FreqFed("updates")(cohort_of(WAVES), None)
@@ -231,7 +231,7 @@ def test_freqfed_of_a_model_whose_frequencies_are_too_large_for_float32() -> Non
 @given(st.lists(numbers, min_size=2, max_size=9))
 def test_slow_twin_of_the_cosine_transform(values: list[float]) -> None:
     n = len(values)
-    found = low_frequencies(torch.tensor(values, dtype=torch.float64), max(1, n // 2)).tolist()
+    (found,) = low_frequencies(torch.tensor([values], dtype=torch.float64), max(1, n // 2)).tolist()
     for k, value in enumerate(found):
         total = math.fsum(x * math.cos(math.pi * (i + 0.5) * k / n) for i, x in enumerate(values))
         assert value == pytest.approx(total * math.sqrt((1 if k == 0 else 2) / n), abs=1e-9)

@@ -12,10 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from ..core import Cohort, Filter, Judgment, State
 from ..ops import compute_dtype, cosine_distances, low_frequencies, majority_component
 from .flame import distance_to_accepted
@@ -46,18 +42,9 @@ class FreqFed(Filter):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         rows = cohort.trainable()
         n_kept, dtype = max(1, rows.shape[1] // 2), compute_dtype(rows.dtype)
-        low = rows.new_empty(len(rows), n_kept, dtype=dtype)
-        for target, row in zip(low, rows, strict=True):
-            target.copy_(_bounded(low_frequencies(row, n_kept), dtype))
-        origin = None
+        low, origin = low_frequencies(rows, n_kept, dtype), None
         if self.transformed == "models":  # the transform is linear: that of w + u is that of w plus that of u
-            origin = _bounded(low_frequencies(cohort.params[: rows.shape[1]], n_kept), dtype).to(dtype)
+            origin = low_frequencies(cohort.params[None, : rows.shape[1]], n_kept, dtype)[0]
         distances = cosine_distances(low, origin)
         accepted = majority_component(distances)
         return Judgment(distance_to_accepted(distances, accepted), accepted), state
-
-
-def _bounded(values: Float[Tensor, " k"], dtype: torch.dtype) -> Float[Tensor, " k"]:
-    """A sum of huge float32 numbers may be too large for float32."""
-    largest = torch.finfo(dtype).max
-    return values.clamp(-largest, largest)
