@@ -133,4 +133,5 @@ def _accuracy_with_batch_statistics(task: Task, params: Tensor, images: Images, 
 
 
 def _logits(task: Task, params: Tensor, images: Tensor) -> Tensor:
-    return task.logits(params, to_channels_last(images))
+    # Otherwise cuDNN would rearrange weights and images for every convolution.
+    return task.logits(params, to_channels_last(images), channels_last=params.device.type == "cuda")

@@ -7,7 +7,8 @@ of a small network is then about a hundred kernels instead of a thousand, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,13 +16,15 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, conv_transpose2d, pad
+from torch.nn.functional import conv_transpose2d, pad
 
 from .local_sgd import LocalSGD
 from .task import Task
 
 WARM_UP = 2  # runs before recording: libraries choose their kernels and allocate their workspaces
 MAX_CLIENTS = 32  # of one graph: memory for their activations stays bounded
+
+Pair = tuple[int, int]
 
 
 def can_stack(task: Task, trainer: LocalSGD, n_steps: int) -> bool:
@@ -122,49 +125,70 @@ def make_stackable(task: Task) -> Task:
 
 
 class StackedConv2d(nn.Conv2d):
-    """Computes what `nn.Conv2d` does. Under vmap its weight gradients are matrix products, one per client."""
+    """Computes what `nn.Conv2d` does, by matrix products. Under vmap weight gradients are products too, one per client.
+
+    cuDNN has no fast kernel for the weight gradients of many clients.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         if torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
             images, weight = images.to(dtype), weight.to(dtype)
-        outputs: Tensor = Convolve.apply(images, weight, self.stride, self.padding)  # type: ignore[no-untyped-call]
+        patches = _patches(images.detach(), weight.shape[2:], self.stride, self.padding)
+        outputs: Tensor = Convolve.apply(images, weight, patches, self.stride, self.padding)  # type: ignore[no-untyped-call]
         return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
 
 
 class Convolve(torch.autograd.Function):
-    """A convolution without bias. cuDNN has no fast kernel for weight gradients of many clients: products have."""
+    """A convolution without bias, given the patches of its images. Channels come last in memory."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-        return conv2d(images, weight, None, stride, padding)
+    def forward(images: Tensor, weight: Tensor, patches: Tensor, stride: Pair, padding: Pair) -> Tensor:
+        n_filters, _, *kernel = weight.shape
+        sides = zip(images.shape[2:], kernel, stride, padding, strict=True)
+        places = [(pixels + 2 * zeros - size) // step + 1 for pixels, size, step, zeros in sides]
+        with _convolution_precision():
+            outputs = patches @ weight.permute(2, 3, 1, 0).reshape(-1, n_filters)
+        return outputs.view(len(images), *places, n_filters).permute(0, 3, 1, 2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, weight, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(images, weight)
+        images, weight, patches, ctx.stride, ctx.padding = inputs
+        ctx.pixels = images.shape[2:]
+        ctx.save_for_backward(weight, patches)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        images, weight = ctx.saved_tensors
+        weight, patches = ctx.saved_tensors
+        n_filters, n_channels, *kernel = weight.shape
         to_images = None
         if ctx.needs_input_grad[0]:
-            sides = zip(images.shape[2:], gradient.shape[2:], weight.shape[2:], ctx.stride, ctx.padding, strict=True)
-            rest = [
-                pixels - (outputs - 1) * step + 2 * zeros - kernel for pixels, outputs, kernel, step, zeros in sides
-            ]
-            to_images = conv_transpose2d(gradient, weight, None, ctx.stride, ctx.padding, rest)
-        patches = _patches(images, weight.shape[2:], ctx.stride, ctx.padding)
-        products = patches.T @ gradient.permute(0, 2, 3, 1).reshape(len(patches), -1)
-        n_filters, n_channels, *kernel = weight.shape
-        return to_images, products.view(*kernel, n_channels, n_filters).permute(3, 2, 0, 1), None, None
+            sides = zip(ctx.pixels, gradient.shape[2:], kernel, ctx.stride, ctx.padding, strict=True)
+            rest = [pixels - (places - 1) * step + 2 * zeros - size for pixels, places, size, step, zeros in sides]
+            last = weight.contiguous(memory_format=torch.channels_last)
+            to_images = conv_transpose2d(gradient, last, None, ctx.stride, ctx.padding, rest)
+        with _convolution_precision():
+            products = patches.T @ gradient.permute(0, 2, 3, 1).reshape(-1, n_filters)
+        return to_images, products.view(*kernel, n_channels, n_filters).permute(3, 2, 0, 1), None, None, None
+
+
+@contextmanager
+def _convolution_precision() -> Iterator[None]:
+    """Inside, products round as convolutions may: `training.tf32` is about convolutions only."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
+        yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 def _patches(
-    images: Float[Tensor, "b c h w"], kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+    images: Float[Tensor, "b c h w"], kernel: Sequence[int], stride: Pair, padding: Pair
 ) -> Float[Tensor, "p k"]:
     """What the kernel sees at each of its places, one row per place: by row, by column, by channel."""
     pixels = images.permute(0, 2, 3, 1)

@@ -89,9 +89,14 @@ class Task:
         tensors = {**dict(self.training_model.named_parameters()), **dict(self.training_model.named_buffers())}
         return self.layout.flatten(tensors).detach().clone()
 
-    def logits(self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]) -> Float[Tensor, "b c"]:
-        """The logits in evaluation mode."""
-        out: Tensor = functional_call(self.evaluation_model, self.layout.unflatten(params), (self._normalize(images),))
+    def logits(
+        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], *, channels_last: bool = False
+    ) -> Float[Tensor, "b c"]:
+        """The logits in evaluation mode. `channels_last` rearranges the weights as a GPU's convolutions are fastest."""
+        tensors = self.layout.unflatten(params)
+        if channels_last:
+            tensors = {name: _to_channels_last(tensor) for name, tensor in tensors.items()}
+        out: Tensor = functional_call(self.evaluation_model, tensors, (self._normalize(images),))
         return out
 
     def logits_with_batch_statistics(
@@ -165,6 +170,10 @@ def _compute_gradients(
         value, updated = loss(leaves)
     gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True)), {name: buffer.detach() for name, buffer in updated.items()}
+
+
+def _to_channels_last(weight: Tensor) -> Tensor:
+    return weight.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else weight
 
 
 def _copy_modules(model: nn.Module) -> nn.Module:
