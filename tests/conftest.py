@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,7 @@ def real_data() -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with long tests first: spread over processes, they would otherwise come last and alone."""
-    ranks: dict[Path, int] = {}
+    weights, length = {"federation": 1000, "slow": 1}, Counter[Path]()
     for item in items:
-        rank = 0 if item.get_closest_marker("federation") else 1 if item.get_closest_marker("slow") else 2
-        ranks[item.path] = min(rank, ranks.get(item.path, rank))
-    items.sort(key=lambda item: ranks[item.path])
+        length[item.path] += sum(weight for mark, weight in weights.items() if item.get_closest_marker(mark))
+    items.sort(key=lambda item: -length[item.path])

@@ -1,7 +1,7 @@
 """Checks calls into the package against their shape annotations.
 
 To check a call takes longer than most of what is called. So a function is checked whenever it is called with argument
-types, dtypes or shapes that it was not called with before, and at every hundredth call. COSDEFENSE_THOROUGH=1 checks
+types, dtypes or shapes that it was not called with before, and at every thousandth call. COSDEFENSE_THOROUGH=1 checks
 every call.
 """
 
@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isfunction
+from types import FunctionType
 from typing import Any
 
 import jaxtyping
+import torch
 from torch import Tensor
 
 THOROUGH = "COSDEFENSE_THOROUGH" in os.environ
+SIMPLE = frozenset(
+    {int, float, bool, str, type(None), tuple, list, dict, slice, FunctionType, torch.dtype, torch.device}
+)
 MAKING = threading.RLock()  # beartype cannot make two checks at once: it fails now and then
 
 
@@ -27,12 +31,12 @@ def check_calls() -> None:
     """Check the calls of every module of the package that is imported from now on."""
     if not THOROUGH:
         always = jaxtyping.jaxtyped
-        calls: dict[object, Counter[object]] = {}  # by code, because local functions are made again and again
+        calls: dict[object, dict[object, int]] = {}  # by code, because local functions are made again and again
 
         def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
             def decorate(decorated: Any) -> Any:
                 if isfunction(decorated):
-                    seen = calls.setdefault(decorated.__code__, Counter())
+                    seen = calls.setdefault(decorated.__code__, {})
                     return _check_new(decorated, always(typechecker=typechecker), seen)
                 if "__dataclass_fields__" in vars(decorated) and isfunction(vars(decorated).get("__init__")):
                     decorated.__init__ = decorate(decorated.__init__)
@@ -55,16 +59,18 @@ def unchecked() -> Iterator[None]:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
-def _check_new(function: Any, check: Callable[[Any], Any], seen: Counter[object]) -> Any:
+def _check_new(function: Any, check: Callable[[Any], Any], seen: dict[object, int]) -> Any:
     checked: Any = None  # made when first needed: to make it takes long, too
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         nonlocal checked
-        kind = (*map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
-        seen[kind] += 1
-        if seen[kind] % 100 != 1:
+        kind: tuple[object, ...] = tuple([_kind(value) for value in args])
+        if kwargs:
+            kind = (*kind, *kwargs, *map(_kind, kwargs.values()))
+        seen[kind] = count = seen.get(kind, 0) + 1
+        if count % 1000 != 1:
             return function(*args, **kwargs)
         if checked is None:
             with MAKING:
@@ -76,5 +82,11 @@ def _check_new(function: Any, check: Callable[[Any], Any], seen: Counter[object]
 
 def _kind(value: Any) -> object:
     """What annotations say about an argument. A cohort has its updates' shape."""
+    # Called millions of times: plain tensors first, and no search for an attribute that the value does not have.
+    kind = type(value)
+    if kind is Tensor:
+        return value.dtype, value.shape
+    if kind in SIMPLE:
+        return kind
     tensor = getattr(value, "updates", value)
-    return (type(value), tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else type(value)
+    return (kind, tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else kind

@@ -1,7 +1,11 @@
-"""Every defense stops an attack that breaks the plain mean, and fails where its documentation says so."""
+"""Every defense stops an attack that breaks the plain mean, and fails where its documentation says so.
+
+Most worlds have an MLP, which trains fast. Where an attack does not break it, the world has a small CNN.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -33,7 +37,7 @@ from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World
 from cosdefense.training.server_data import ServerData
 from cosdefense.training.task import Task
-from worlds import digits_world
+from worlds import digits_world, mlp_world
 
 pytestmark = pytest.mark.slow  # trains for many rounds
 
@@ -101,9 +105,9 @@ def train_honestly(world: World, rounds: int, batch: int, sampled: int = 10, loc
 
 
 @cache
-def trusted_world(malicious: float, q: float) -> World:
+def trusted_world(malicious: float, q: float, make: Callable[..., World] = mlp_world) -> World:
     """A world whose server holds a hundred samples and trains with batches as large as its clients'."""
-    world = digits_world(trusted=100, shared=8, malicious=malicious, q=q)
+    world = make(trusted=100, shared=8, malicious=malicious, q=q)
     assert isinstance(world.trusted_data, ServerData)
     return replace(world, trusted_data=replace(world.trusted_data, batch=28))
 
@@ -130,7 +134,7 @@ def test_rffl_works_with_sampled_clients() -> None:
 
 def test_rffl_accepts_colluding_clients() -> None:
     """Reputation is agreement with the aggregate, and identical large updates dominate the aggregate."""
-    world = digits_world(n_clients=20, malicious=0.3, q=0.1)
+    world = mlp_world(n_clients=20, malicious=0.3, q=0.1)
     result = outcome(world, InnerProduct(), "rffl", rounds=12, batch=32, sampled=20)
     assert result.accuracy < 0.2
     assert result.honest_rejected > 0.5
@@ -142,10 +146,10 @@ def test_rffl_accepts_colluding_clients() -> None:
 
 def test_foolsgold_stops_sybils() -> None:
     """Even a majority of them, but honest clients with similar updates are rejected too."""
-    world = digits_world(n_clients=20, malicious=0.6)
+    world = mlp_world(n_clients=20, malicious=0.6)
     attack = LabelFlip(source=1, target=7)
     plain, defended = (
-        outcome(world, attack, name, rounds=40, batch=32, sampled=20) for name in ("fedavg", "foolsgold")
+        outcome(world, attack, name, rounds=20, batch=32, sampled=20) for name in ("fedavg", "foolsgold")
     )
     assert plain.recall < 0.6
     assert defended.recall > 0.85
@@ -153,7 +157,7 @@ def test_foolsgold_stops_sybils() -> None:
 
 
 def test_foolsgold_does_not_stop_a_single_attacker() -> None:
-    world = digits_world(n_clients=20, malicious=0.05)
+    world = mlp_world(n_clients=20, malicious=0.05)
     result = outcome(world, SignFlip(30.0), "foolsgold", rounds=10, batch=32, sampled=20)
     assert result.accuracy < 0.2
     early = next(iter(simulate(world, SignFlip(30.0), get("foolsgold"), rounds=1, sampled=20, batch=32, seed=0)))
@@ -167,13 +171,13 @@ def test_foolsgold_does_not_stop_a_single_attacker() -> None:
 def test_rules_with_server_data_survive_a_malicious_majority(name: str) -> None:
     """Sixty percent of the clients flip the sign of their updates."""
     world = trusted_world(malicious=0.6, q=0.1)
-    assert outcome(world, SignFlip(), name, rounds=70, batch=28).accuracy > 0.6
+    assert outcome(world, SignFlip(), name, rounds=30, batch=28).accuracy > 0.6
 
 
 @pytest.mark.parametrize("name", ["fedavg", "median"])
 def test_rules_without_server_data_do_not(name: str) -> None:
     world = trusted_world(malicious=0.6, q=0.1)
-    assert outcome(world, SignFlip(), name, rounds=70, batch=28).accuracy < 0.25
+    assert outcome(world, SignFlip(), name, rounds=30, batch=28).accuracy < 0.25
 
 
 @pytest.mark.parametrize("name", ["bygars", "bygars++"])
@@ -205,11 +209,11 @@ def test_fltrust_is_as_good_as_its_data() -> None:
     assert isinstance(server, ServerData)
     biased = server.held[world.labels[server.held] < 2]  # two classes of ten
     world = replace(world, trusted_data=replace(server, held=biased))
-    assert outcome(world, SignFlip(), "fltrust", rounds=70, batch=28).accuracy < 0.3
+    assert outcome(world, SignFlip(), "fltrust", rounds=30, batch=28).accuracy < 0.3
 
 
 def test_sageflow_protects_a_trained_model() -> None:
-    world = trusted_world(malicious=0.3, q=0.5)
+    world = trusted_world(malicious=0.3, q=0.5, make=digits_world)
     start = train_honestly(world, rounds=60, batch=28)
     for attack in (SignFlip(5.0), Noise()):
         plain, defended = (
@@ -227,7 +231,7 @@ def test_sageflow_does_not_protect_an_untrained_model() -> None:
 
 def test_diversefl_accepts_unusual_honest_clients() -> None:
     world = trusted_world(malicious=0.6, q=0.5)  # clients with very different data
-    defended = outcome(world, SignFlip(), "diversefl", rounds=80, batch=28)
+    defended = outcome(world, SignFlip(), "diversefl", rounds=50, batch=28)
     assert defended.accuracy > 0.7
     assert defended.malicious_rejected > 0.95
     assert defended.honest_rejected < 0.1
@@ -235,7 +239,7 @@ def test_diversefl_accepts_unusual_honest_clients() -> None:
 
 def test_diversefl_trusts_the_shared_sample() -> None:
     """A client that also flips the labels of its shared sample is compared with the same flipped training."""
-    world = digits_world(shared=8)
+    world = mlp_world(shared=8)
     server = world.trusted_data
     assert isinstance(server, ServerData)
     labels = world.labels.clone()
@@ -260,9 +264,9 @@ CLIPPED: dict[str, Options] = {
 
 @cache
 def before_replacement() -> tuple[World, Snapshot]:
-    """Twenty clients, two of them malicious, and a model that they have trained honestly for 38 rounds."""
-    world = digits_world(n_clients=20, malicious=0.1)
-    return world, train_honestly(world, rounds=38, batch=8, sampled=20, local_steps=5)
+    """Twenty clients, two of them malicious, and a model that they have trained honestly for 20 rounds."""
+    world = mlp_world(n_clients=20, malicious=0.1)
+    return world, train_honestly(world, rounds=20, batch=8, sampled=20, local_steps=5)
 
 
 @cache
@@ -270,8 +274,8 @@ def replace_model(name: str, rounds: int, **options: float) -> Outcome:
     """The result of four rounds of model replacement, `rounds` after it began."""
     world, start = before_replacement()
     return outcome(
-        world, REPLACEMENT, name, rounds=38 + rounds, batch=8, sampled=20, local_steps=5, start=start,
-        schedule=Schedule(attack_stop=42), options=dict(options),
+        world, REPLACEMENT, name, rounds=20 + rounds, batch=8, sampled=20, local_steps=5, start=start,
+        schedule=Schedule(attack_stop=24), options=dict(options),
     )  # fmt: skip
 
 
@@ -285,7 +289,7 @@ def test_clipping_stops_model_replacement(name: str) -> None:
 
 def test_clipping_does_not_stop_patient_attackers() -> None:
     """A backdoor that stays within the norm limit succeeds after enough rounds."""
-    world = digits_world(malicious=0.2)
+    world = mlp_world(malicious=0.2)
     result = outcome(world, Backdoor(), "norm-clipping", rounds=100, batch=8)
     assert result.success > 0.8
     assert result.accuracy > 0.8
@@ -295,7 +299,7 @@ def test_clipping_does_not_stop_patient_attackers() -> None:
 
 
 def test_pca_clustering_stops_label_flips() -> None:
-    world = digits_world(n_clients=20, malicious=0.3, q=0.1)
+    world = mlp_world(n_clients=20, malicious=0.3, q=0.1)
     plain, defended = (
         outcome(world, LabelFlip(), name, rounds=8, batch=16, sampled=20, local_steps=5)
         for name in ("fedavg", "pca-clustering")
@@ -306,7 +310,7 @@ def test_pca_clustering_stops_label_flips() -> None:
 
 
 def test_pca_clustering_takes_the_majority_for_honest() -> None:
-    world = digits_world(n_clients=20, malicious=0.6, q=0.1, lr=0.05)
+    world = mlp_world(n_clients=20, malicious=0.6, q=0.1, lr=0.05)
     result = outcome(world, LabelFlip(1, 7), "pca-clustering", rounds=18, batch=16, sampled=20, local_steps=5)
     assert result.success > 0.5
     assert result.honest_rejected > result.malicious_rejected + 0.3
@@ -315,13 +319,15 @@ def test_pca_clustering_takes_the_majority_for_honest() -> None:
 # Rules of the years 2019 to 2025, with twenty clients in every round
 
 
-def short_run(name: str, attack: Attack, malicious: float = 0.2, **options: float) -> Outcome:
-    world = digits_world(n_clients=20, malicious=malicious, q=0.1)
+def short_run(
+    name: str, attack: Attack, malicious: float = 0.2, make: Callable[..., World] = mlp_world, **options: float
+) -> Outcome:
+    world = make(n_clients=20, malicious=malicious, q=0.1)
     return outcome(world, attack, name, rounds=25, batch=32, sampled=20, options=dict(options))
 
 
 def test_what_breaks_the_mean() -> None:
-    for attack in (SignFlip(5.0), Noise(), InnerProduct()):
+    for attack in (SignFlip(5.0), InnerProduct()):
         assert short_run("fedavg", attack).accuracy < 0.25
 
 
@@ -335,8 +341,9 @@ def test_these_stop_sign_flips(name: str) -> None:
 
 
 def test_rfa_stops_noise_but_not_sign_flips() -> None:
-    assert short_run("rfa", Noise()).accuracy > 0.5
-    assert short_run("rfa", SignFlip(5.0), malicious=0.4).accuracy < 0.3
+    assert short_run("fedavg", Noise(), make=digits_world).accuracy < 0.25
+    assert short_run("rfa", Noise(), make=digits_world).accuracy > 0.5
+    assert short_run("rfa", SignFlip(5.0), malicious=0.4, make=digits_world).accuracy < 0.3
 
 
 def test_multi_metrics_stops_identical_updates_and_rejects_most_honest_clients() -> None:
@@ -352,13 +359,13 @@ def test_the_majority_rejects_honest_clients_without_an_attack(name: str) -> Non
 
 
 def test_signguard_accepts_what_looks_usual() -> None:
-    tailored = short_run("signguard", MinMax())
+    tailored = short_run("signguard", MinMax(), make=digits_world)
     assert tailored.accuracy < 0.3
     assert tailored.malicious_rejected < 0.4
 
 
 def test_lasa_does_not_stop_many_identical_updates() -> None:
-    assert short_run("lasa", InnerProduct(), malicious=0.4).accuracy < 0.25
+    assert short_run("lasa", InnerProduct(), malicious=0.4, make=digits_world).accuracy < 0.25
 
 
 def test_a_malicious_client_spoils_its_bucket() -> None:
@@ -373,8 +380,8 @@ def test_rlr_learns_nothing_where_honest_clients_disagree() -> None:
 
 
 def test_rlr_stops_a_backdoor_of_few_clients() -> None:
-    world, attack = digits_world(n_clients=20, malicious=0.1, q=0.1), Backdoor(fraction=0.5)
-    plain, defended = (outcome(world, attack, name, rounds=50, batch=32, sampled=20) for name in ("fedavg", "rlr"))
+    world, attack = mlp_world(n_clients=20, malicious=0.1, q=0.1), Backdoor(fraction=0.5)
+    plain, defended = (outcome(world, attack, name, rounds=25, batch=32, sampled=20) for name in ("fedavg", "rlr"))
     assert plain.success > 0.5
     assert defended.success < 0.3
     assert defended.accuracy > 0.5
@@ -388,23 +395,26 @@ def test_fedrola_stops_identical_updates_only() -> None:
 def test_deepsight_stops_a_backdoor_but_not_sign_flips() -> None:
     """Images with a trigger are all of one class; sign flips touch every class."""
     backdoor = Backdoor(fraction=1.0)
-    plain, defended = short_run("fedavg", backdoor), short_run("deepsight", backdoor, samples=20, draws=1)
+    plain, defended = (
+        short_run("fedavg", backdoor, make=digits_world),
+        short_run("deepsight", backdoor, samples=20, draws=1, make=digits_world),
+    )
     assert plain.success > 0.9
     assert defended.success < 0.05
     assert defended.malicious_rejected > 0.95
     assert defended.honest_rejected < 0.15
-    flipped = short_run("deepsight", SignFlip(5.0), samples=20, draws=1)
+    flipped = short_run("deepsight", SignFlip(5.0), samples=20, draws=1, make=digits_world)
     assert flipped.accuracy < 0.25
     assert flipped.malicious_rejected < 0.1
 
 
 def test_fldetector_removes_noise_but_not_label_flips() -> None:
     """Noise differs in every round; flipped labels are the same data in every round."""
-    noisy = short_run("fldetector", Noise(), window=5)
+    noisy = short_run("fldetector", Noise(), window=5, make=digits_world)
     assert noisy.accuracy > 0.5
     assert noisy.malicious_rejected > 0.55  # all of them, after ten of 25 rounds
     assert noisy.honest_rejected < 0.1
-    flipped = short_run("fldetector", LabelFlip(1, 7), window=5)
+    flipped = short_run("fldetector", LabelFlip(1, 7), window=5, make=digits_world)
     assert flipped.success > 0.7
     assert flipped.malicious_rejected < 0.3
 
@@ -413,8 +423,8 @@ def test_fldetector_removes_noise_but_not_label_flips() -> None:
 
 
 def test_fl_wbc_makes_a_backdoor_fade() -> None:
-    """The attack succeeds; eighteen rounds later less of it is left than without the defense."""
-    plain, defended = replace_model("fedavg", 22), replace_model("fl-wbc", 22, strength=0.4)
+    """The attack succeeds; ten rounds later less of it is left than without the defense."""
+    plain, defended = replace_model("fedavg", 14), replace_model("fl-wbc", 14, strength=1.2)
     assert plain.success > 0.4
     assert defended.success < 0.25
     assert defended.accuracy > 0.85
@@ -439,7 +449,7 @@ def test_fat_hardens_against_adversarial_images() -> None:
 @pytest.mark.parametrize("name", ["fl-wbc", "fat"])
 def test_client_side_defenses_do_not_stop_malicious_clients(name: str) -> None:
     options: Options = {"steps": 1} if name == "fat" else {}
-    result = outcome(digits_world(), InnerProduct(), name, rounds=15, batch=8, local_steps=2, options=options)
+    result = outcome(mlp_world(), InnerProduct(), name, rounds=15, batch=8, local_steps=2, options=options)
     assert result.accuracy < 0.2
 
 
@@ -504,13 +514,13 @@ def learned() -> tuple[World, Snapshot]:
 
 def test_krum_selects_the_updates_tailored_to_it() -> None:
     """Krum nearly always selects a tailored update, and hardly ever one of a sign flip."""
-    tailored = outcome(digits_world(), KrumPoisoning(), "krum", rounds=15, batch=8)
+    tailored = outcome(mlp_world(), KrumPoisoning(), "krum", rounds=15, batch=8)
     assert tailored.malicious_rejected < 0.15
-    assert outcome(digits_world(), SignFlip(5.0), "krum", rounds=15, batch=8).malicious_rejected > 0.95
+    assert outcome(mlp_world(), SignFlip(5.0), "krum", rounds=15, batch=8).malicious_rejected > 0.95
 
 
 def test_backdoors_succeed_without_a_loss_of_accuracy() -> None:
-    world = digits_world(malicious=0.2)
+    world = mlp_world(malicious=0.2)
     plain, attacked = (
         outcome(world, attack, "fedavg", rounds=100, batch=8).evaluation for attack in (Attack(), Backdoor())
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,11 @@ def cohort_of(dtype: torch.dtype, n: int, like: torch.dtype | None = None) -> Co
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_keeps_the_type(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kind = ATTACKS[name]
-    attack = LearnedPolicy(save_policy(random_policy(LAYOUT), tmp_path)) if kind is LearnedPolicy else kind()
+    options: dict[type[Attack], dict[str, Any]] = {
+        Adaptive: {"trials": 9},
+        LearnedPolicy: {"path": save_policy(random_policy(LAYOUT), tmp_path)},
+    }
+    attack = kind(**options.get(kind, {}))
     for n in (1, 2, 5, 10):
         cohort = cohort_of(dtype, n)
         for malicious in masks(n, "cpu"):

@@ -77,6 +77,8 @@ from cosdefense.filters import (
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
 from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER
 
+LONG = (AlignIns, FreqFed, LASA)  # their checks take more than a second
+
 
 def slow(*parts: object) -> list[Any]:
     return [pytest.param(part, marks=pytest.mark.slow) for part in parts]
@@ -84,8 +86,9 @@ def slow(*parts: object) -> list[Any]:
 
 # Every class of the catalog with its defaults, and the options that change its behavior.
 FILTER_CASES = [
-    *(kind(**SHORTER.get(name, {})) for name, kind in FILTERS.items()),
+    *(kind(**SHORTER.get(name, {})) for name, kind in FILTERS.items() if kind not in LONG),
     *slow(
+        *(kind() for kind in LONG),
         CosDefense(layer="features.weight"),
         CosDefense(threshold="mean+std", k=0.5),
         CosDefense(threshold="mad", k=3.0),
@@ -192,8 +195,15 @@ def test_attacks(attack: Attack) -> None:
     check_attack(attack)
 
 
+# `check_filter` and `check_aggregator` check these defenses already.
+SINGLE_PARTS = [Defense((kind(**SHORTER.get(name, {})),), Mean()) for name, kind in FILTERS.items()]
+SINGLE_PARTS += [Defense((), kind()) for kind in AGGREGATORS.values()]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [name for name, preset in PRESETS.items() if preset(**SHORTER.get(name, {})) not in SINGLE_PARTS]
+)
 def test_presets(name: str) -> None:
     check_defense(PRESETS[name](**SHORTER.get(name, {})))
 

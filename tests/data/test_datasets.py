@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data import DATASETS, DataError, Dataset, Specification, datasets, load, where
@@ -117,6 +116,8 @@ def test_digits_are_split_alike_whatever_was_drawn_before() -> None:
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits  # here, because the import takes a second in every process
+
     bundled, digits = load_digits(), load("digits")
     images = torch.cat([digits.train_images, digits.test_images])
     assert sorted(map(tuple, images.flatten(1).tolist())) == sorted(

@@ -58,6 +58,7 @@ def test_agreeing_single_and_zero_updates_are_accepted() -> None:
     assert weights_of(OpposedClusters(), cohort_of([[0, 0], [0, 0], [1, 0]]), None) == [1] * 3
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(3, 8), st.sampled_from([0.0, 0.2, 0.3]))
 def test_slow_twin(seed: int, n: int, min_opposition: float) -> None:
     """The leading eigenvector by power iteration, the rest by plain loops."""

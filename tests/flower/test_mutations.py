@@ -11,6 +11,7 @@ from collections import Counter
 
 import hypothesis.strategies as draw
 import numpy as np
+import pytest
 from federations import model, reply, send_round, trained
 from flwr.app import Array
 from hypothesis import given, settings
@@ -29,6 +30,7 @@ N_REPLIES, N_HEADERS = (24_000, 50_000) if THOROUGH else (800, 5_000)
 VERSIONS = (b"\x01\x00", b"\x02\x00")  # of npy
 
 
+@pytest.mark.slow
 def test_mutated_replies_neither_crash_a_round_nor_damage_the_model() -> None:
     outcomes = run_rounds(N_REPLIES, SEED)  # any failure repeats with this seed
     assert outcomes.total() == N_REPLIES
@@ -103,6 +105,7 @@ def test_a_strategy_may_compute_in_place_unless_arrays_are_shared() -> None:
     assert not array.numpy().flags.writeable
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(number=draw.one_of(draw.floats(width=32), draw.integers(-(2**62), 2**62)), place=draw.integers(0, 7))
 def test_any_number_of_examples_leaves_the_model_finite(number: float, place: int) -> None:

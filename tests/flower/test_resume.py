@@ -197,6 +197,7 @@ def test_two_servers_cannot_write_one_folder(tmp_path: Path) -> None:
     assert len(read_run(tmp_path).rounds) == 3
 
 
+@pytest.mark.slow
 def test_a_report_is_drawn_from_the_folder(tmp_path: Path) -> None:
     pytest.importorskip("altair")
     run("FedAvgM", tmp_path / "run")

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from functools import cache
 
 import pytest
@@ -40,8 +39,11 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def exact_squares(rows: Tensor) -> list[list[float]]:
-    values = [[Fraction(x) for x in row] for row in rows.tolist()]
-    return [[float(sum((x - y) ** 2 for x, y in zip(a, b, strict=True))) for b in values] for a in values]
+    """In integers: every float is a whole multiple of the same power of two."""
+    ratios = [[x.as_integer_ratio() for x in row] for row in rows.tolist()]
+    unit = max(denominator for row in ratios for _, denominator in row)
+    values = [[numerator * (unit // denominator) for numerator, denominator in row] for row in ratios]
+    return [[sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / unit**2 for b in values] for a in values]
 
 
 @pytest.mark.usefixtures("both_ways")

@@ -242,6 +242,7 @@ def test_the_same_seed_the_same_policy(tmp_path: Path) -> None:
     assert policy.history["against"]["aggregator"] == {"name": "median"}
 
 
+@pytest.mark.slow
 def test_the_saved_policy_gives_the_same_actions_as_the_trained_one() -> None:
     experiment = cell()
     env = build_environment(experiment, load("digits"), CPU, SHORT)
@@ -254,6 +255,7 @@ def test_the_saved_policy_gives_the_same_actions_as_the_trained_one() -> None:
         assert policy.act(torch.from_numpy(seen)).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_only_rewarded_action_is_learned() -> None:
     """An environment whose reward is the magnitude."""
 

@@ -23,10 +23,10 @@ from cosdefense.simulation.world import World
 from cosdefense.training.executor import train_clients
 from cosdefense.training.task import Task
 from shapes import THOROUGH
-from worlds import digits_world
+from worlds import digits_world, mlp_world
 
 
-def run(world: World, attack: Attack, defense: Defense, rounds: int = 120, **options: object) -> list[Round]:
+def run(world: World, attack: Attack, defense: Defense, rounds: int = 40, **options: object) -> list[Round]:
     settings = {"sampled": 10, "batch": 8, "seed": 0, **options}
     return list(simulate(world, attack, defense, rounds=rounds, **settings))  # type: ignore[arg-type]
 
@@ -38,7 +38,7 @@ def evaluate_round(world: World, last: Round, attack: Attack = Attack()) -> Eval
 
 @pytest.fixture(scope="module")
 def clean_accuracy() -> float:
-    world = digits_world()
+    world = mlp_world()
     return evaluate_round(world, run(world, Attack(), get("fedavg"))[-1]).accuracy
 
 
@@ -50,13 +50,13 @@ def test_honest_clients_learn(clean_accuracy: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2] if THOROUGH else [0])
 def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
-    """From round 60 on; all clients are honest before."""
-    world = digits_world(seed, n_clients=20)
-    before = run(world, Attack(), get("fedavg"), rounds=60, seed=seed)[-1].after
+    """From round 30 on; all clients are honest before."""
+    world = mlp_world(seed=seed, n_clients=20)
+    before = run(world, Attack(), get("fedavg"), rounds=30, seed=seed)[-1].after
     accuracy = {}
     for name in ("fedavg", "cosdefense"):
         start = replace(before, defense_state=get(name).init())
-        last = run(world, InnerProduct(), get(name), seed=seed, resume=start)[-1]
+        last = run(world, InnerProduct(), get(name), rounds=60, seed=seed, resume=start)[-1]
         accuracy[name] = evaluate_round(world, last).accuracy
     assert accuracy["fedavg"] < 0.15
     assert accuracy["cosdefense"] > 0.45
@@ -69,14 +69,14 @@ def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
 )
 def test_every_attack_reaches_the_server(attack: Attack, loss_of_accuracy: float, clean_accuracy: float) -> None:
     """It lowers the accuracy of the plain mean. (Label flips by 30 % of clients hurt the mean only a little.)"""
-    world = digits_world()
+    world = mlp_world()
     attacked = evaluate_round(world, run(world, attack, get("fedavg"))[-1]).accuracy
     assert attacked < clean_accuracy - loss_of_accuracy
 
 
 @pytest.mark.slow
 def test_a_targeted_flip_gets_what_it_wants() -> None:
-    world, attack = digits_world(malicious=0.6), LabelFlip(source=1, target=7)
+    world, attack = mlp_world(malicious=0.6), LabelFlip(source=1, target=7)
     honest = evaluate_round(world, run(world, Attack(), get("fedavg"))[-1], attack).attack_success
     flipped = evaluate_round(world, run(world, attack, get("fedavg"))[-1], attack).attack_success
     assert honest is not None

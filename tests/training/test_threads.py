@@ -205,6 +205,7 @@ class SeldomNoisy(ClientHook):
         return (images + torch.rand_like(images) if float(images.flatten()[0]) > 2 else images), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "hook"),
     [((nn.Dropout(0.5),), ClientHook()), ((), FLWBC()), ((), SeldomNoisy())],
