@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .cuda_graphs import train_with_graphs
 from .local_sgd import LocalSGD
+from .stacked_clients import can_stack, train_stacked
 from .task import Task
 from .threads import map_in_threads
 
@@ -32,6 +33,8 @@ def train_clients(
     if trainer.hooks:
         return train_batched(task, trainer, params, images, labels)
     recorded = task.twin or task
+    if can_stack(recorded, trainer, images.shape[1]):
+        return train_stacked(recorded, trainer, params, to_channels_last(images), labels)
     train = partial(trainer, recorded.functional_form)
     return train_with_graphs(recorded, trainer, train, params, to_channels_last(images), labels)
 
