@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from forgeries import forgeries, write_forged
-from secure_examples import SCALED, THOROUGH, WITH_BUFFERS, draw_head, encode_update, start_round
+from secure_examples import SCALED, TERMS, THOROUGH, WITH_BUFFERS, draw_head, encode_update, start_round
 
 from cosdefense.secure.exchange import Outcome
 from cosdefense.secure.terms import Terms
@@ -50,10 +50,16 @@ def test_no_forgery_of_opened_lengths_is_accepted() -> None:
         assert Outcome.VALID not in play(SCALED, names, seed).values()
 
 
+def test_without_clip_a_head_is_bounded() -> None:
+    names = ["head of 120 bits", "claim one unit too high", "any proof"]
+    for seed in range(TIMES):
+        assert Outcome.VALID not in play(TERMS, names, seed).values()
+
+
 def test_what_forgeries_are_made_with_writes_valid_reports() -> None:
     """Otherwise every forgery would be refused for the wrong reason."""
     rng = np.random.default_rng(0)
-    for terms in (WITH_BUFFERS, SCALED):
+    for terms in (TERMS, WITH_BUFFERS, SCALED):
         head = draw_head(rng, terms)
         example = start_round(terms, head)
         rows = 0.1 * rng.normal(size=(5, head.size + terms.weights + terms.buffers))

@@ -134,7 +134,7 @@ def test_unequal_weights_are_refused() -> None:
 
 
 def test_updates_without_a_length_proof_are_warned_about() -> None:
-    with pytest.warns(NoLengthProof, match="up to 8"):
+    with pytest.warns(NoLengthProof, match="only bound"):
         secure = Secure(get("cosdefense"), clip=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoLengthProof)

@@ -77,8 +77,8 @@ class Defended(Strategy):
         _refuse_hooks(self.defense)
         if self.defense.hides_updates:
             raise ValueError(
-                f"Defended sees every update, and {type(self.defense).__name__} must not: it is for simulations so far. "
-                "Pass the defense that it was made from, or run it in the simulator"
+                f"Defended sees every update, and {type(self.defense).__name__} must not: "
+                "it is for simulations so far. Pass the defense that it was made from"
             )
         self.defense_aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy aggregates
         self.head, self.trusted_data = head, trusted_data

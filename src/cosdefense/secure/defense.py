@@ -112,7 +112,7 @@ class Secure(Defense):
             if kinds[0] is NormLimit:
                 raise ValueError("Secure.clip is the unit of NormLimit's first round and must not be None")
             warnings.warn(
-                f"Secure without clip: an accepted client can add up to {self.largest} to every coordinate",
+                "Secure without clip: the format of numbers is the only bound on what an accepted client sends",
                 NoLengthProof,
                 stacklevel=3,
             )

@@ -43,7 +43,7 @@ class Shape:
     def of(cls, terms: Terms, *, with_cosine: bool) -> Shape:
         """Without a cosine (a global head of zeros) two statements are left out."""
         weights, buffers = terms.sketches
-        n = 2 * with_cosine + (terms.clip is not None) + (terms.buffers > 0)
+        n = 2 * with_cosine + 1 + (terms.buffers > 0)  # cosine, length, length of buffers
         return cls(terms.head, weights, buffers, n)
 
     @cached_property

@@ -55,11 +55,16 @@ def decide(claims: Sequence[Claim], terms: Terms, memory: float | None, *, with_
     decision = Decision(weights, tuple(scores), after)
     if decision.n_accepted < terms.smallest:
         reason = f"{decision.n_accepted} clients were accepted, and sums of fewer than {terms.smallest} stay secret"
-    elif max(weights) * terms.smallest > sum(weights):
-        reason = f"one client would have more than 1/{terms.smallest} of the weight"
+    elif _one_stands_out([weight for weight in weights if weight], terms):
+        reason = f"one client would have more than 1/{terms.smallest} of the weight, and twice that of another"
     else:
         return decision
     return Decision((0,) * len(claims), tuple(scores), memory, reason)
+
+
+def _one_stands_out(weights: Sequence[int], terms: Terms) -> bool:
+    """Whether a sum with these weights would show one update more than a sum of equal weights shows each."""
+    return max(weights) > 2 * min(weights) and max(weights) * terms.smallest > sum(weights)
 
 
 def _refuse(claims: Sequence[Claim], memory: float | None, reason: str) -> Decision:

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .encoding import Encoded
+from .encoding import HEAD_RANGE, Encoded
 from .proof import P
 from .ring import Signed
 from .sketch import SKETCH
@@ -21,6 +21,7 @@ from .terms import HEAD_BITS, MAX_LENGTH, STEPS, TOLERANCE, Terms
 
 COSINE_BITS = 24  # fraction bits of a claimed cosine
 ONE = 1 << COSINE_BITS
+HEAD_LIMIT = int(HEAD_RANGE) << HEAD_BITS  # the largest coordinate of an encoded head
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ def statements(claimed: Claim, theta: Sequence[int], terms: Terms) -> list[Inequ
         steps = STEPS if terms.norm_limit is None else claimed.length
         limit = SKETCH * math.floor(TOLERANCE**2 * steps**2 * terms.length_unit)
         found.append(Inequality(limit, head=-SKETCH, weights=-4 << 2 * (HEAD_BITS - terms.fraction)))
+    else:
+        # The format of halves alone would allow heads of 2⁸⁷.
+        found.append(Inequality(terms.head * HEAD_LIMIT**2, head=-1))
     if terms.buffers:
         limit = SKETCH * math.floor(
             (TOLERANCE * Fraction(terms.buffer_clip)) ** 2 * terms.buffers * 4**terms.buffer_fraction
