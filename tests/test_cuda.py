@@ -25,7 +25,8 @@ from cosdefense.simulation.world import World
 from cosdefense.testing.contract import LAYOUT, check_aggregator, check_attack, check_filter
 from cosdefense.training.executor import to_channels_last, train_batched, train_clients
 from cosdefense.training.local_sgd import LocalSGD
-from cosdefense.training.models import resnet18
+from cosdefense.training.models import paper_cnn, resnet18
+from cosdefense.training.stacked_clients import can_stack
 from cosdefense.training.task import Task
 from interrupted_runs import rounds_run
 from policies import random_policy, save_policy
@@ -177,6 +178,22 @@ def test_replayed_training_equals_plain_training(steps: int) -> None:
         if steps == 1:  # more of them amplify the rounding by which two kernels differ
             assert torch.allclose(updates, train_batched(task, trainer, params, images, labels), atol=2e-3)
         params = params + updates.mean(dim=0)
+
+
+def test_stacked_clients_train_as_each_does_alone_and_repeat_their_bits() -> None:
+    """Different numbers of clients, in several parts, from different models and by different trainers."""
+    torch.manual_seed(0)
+    task = Task.of(paper_cnn((1, 28, 28), 10).cuda(), mean=(0.13,), std=(0.31,))
+    params = task.initial()
+    for n, trainer in ((3, LocalSGD(0.1)), (7, LocalSGD(0.1)), (3, LocalSGD(0.1, ascend=True)), (9, LocalSGD(0.1))):
+        images, labels = torch.rand(n, 1, 600, 1, 28, 28, device="cuda"), torch.randint(0, 10, (n, 1, 600)).cuda()
+        assert can_stack(task, trainer, 1)
+        found = [train_clients(task, trainer, params, images, labels) for _ in range(2)]
+        assert torch.equal(found[0], found[1])
+        for update, batch, truth in zip(found[0], to_channels_last(images), labels, strict=True):
+            plain = trainer(task, params, batch, truth)
+            assert float((update - plain).norm()) <= 1e-4 * float(plain.norm())
+        params = params + found[0].mean(dim=0)
 
 
 def test_bfloat16_is_replayed_too() -> None:

@@ -1,4 +1,4 @@
-"""Trains all clients of a round: one after the other, in threads, as one batched computation, or by CUDA graphs."""
+"""Trains all clients of a round: in threads on a CPU, by CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def train_clients(
 ) -> Float[Tensor, "n d"]:
     """Compute the updates of all clients of a round, each starting from `params`.
 
-    On a CPU clients train independently, several at a time. On a GPU one client's training is recorded and replayed
-    for each of them; with hooks, which may do anything, all clients are one batched computation. All three give the
-    same numbers, within rounding.
+    On a CPU clients train independently, several at a time. On a GPU one step of simple layers is one computation for
+    all of them; otherwise one client's training is recorded and replayed for each; with hooks, which may do anything,
+    all clients are one batched computation. All of them give the same numbers, within rounding.
     """
     if params.device.type == "cpu":
         return train_one_by_one(task, trainer, params, images, labels)

@@ -22,7 +22,7 @@ from .local_sgd import LocalSGD
 from .task import Task
 
 WARM_UP = 2  # runs before recording: libraries choose their kernels and allocate their workspaces
-MAX_CLIENTS = 32  # of one graph: memory for their activations stays bounded
+MAX_IMAGES = 4096  # of one graph, unless a client has more: memory for their activations stays bounded
 
 Pair = tuple[int, int]
 
@@ -37,6 +37,8 @@ def can_stack(task: Task, trainer: LocalSGD, n_steps: int) -> bool:
 
 
 def _is_known(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.ReLU) and layer.inplace:
+        return False
     return type(layer) in (nn.Linear, nn.Flatten, nn.ReLU, nn.MaxPool2d) or _is_plain_convolution(layer)
 
 
@@ -58,8 +60,10 @@ def train_stacked(
     """Compute the updates of all clients by CUDA graphs, which are kept for later rounds and released with the task."""
     if task not in _stacks:
         _stacks[task] = Stack(task)
-    parts = zip(torch.split(images, MAX_CLIENTS), torch.split(labels, MAX_CLIENTS), strict=True)
-    return torch.cat([_stacks[task].replay(trainer, params, *part) for part in parts])
+    n_clients = max(1, MAX_IMAGES // labels[0].numel())
+    parts = zip(torch.split(images, n_clients), torch.split(labels, n_clients), strict=True)
+    updates = [_stacks[task].replay(trainer, params, *part) for part in parts]
+    return updates[0] if len(updates) == 1 else torch.cat(updates)
 
 
 class Stack:
