@@ -163,4 +163,4 @@ def test_in_files_and_mistakes() -> None:
         ({"curvature": math.nan}, "curvature must be at least 0 and finite, got nan"),
     ):
         with pytest.raises(ValueError, match=f"Planning.{complaint}"):
-            Planning(**options)  # type: ignore[arg-type]
+            Planning(**options)

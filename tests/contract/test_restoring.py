@@ -168,4 +168,4 @@ def test_mistakes_are_named() -> None:
         ({"max_history": -1}, "max_history must be at least 0, got -1"),
     ):
         with pytest.raises(ValueError, match=f"Agreement.{complaint}"):
-            Agreement(**options)  # type: ignore[arg-type]
+            Agreement(**options)

@@ -75,7 +75,7 @@ class CandidateBuilder:
         t = cohort.layout.n_trainable
         copied = known[(known[:, :t] @ mean[:t]).argmin()]
         bases = {"mean": mean.expand_as(own), "own": own, "copied": copied.expand_as(own)}
-        return cls(_compute_directions(cohort, known, mean), bases)
+        return cls(Directions(cohort, known, mean), bases)
 
     def build(self, candidate: Candidate) -> Float[Tensor, "m d"]:
         """The row of every malicious client. NaN and infinity are replaced: a defense would reject them."""
@@ -83,24 +83,50 @@ class CandidateBuilder:
         return (candidate.base_weight * self.bases[candidate.base] + damage).nan_to_num()
 
 
-def _compute_directions(cohort: Cohort, known: Tensor, mean: Float[Tensor, " d"]) -> dict[str, Float[Tensor, " d"]]:
-    """All have the norm of the mean over the trainable coordinates. Buffers are scaled by the same factor."""
-    reversed_, t = -mean, cohort.layout.n_trainable
-    last_layer = torch.zeros_like(reversed_)
-    head = cohort.layout.slices[cohort.layout.head or cohort.layout.trainable[-1]]  # a guess is enough to attack
-    last_layer[head] = reversed_[head]
-    deviation = known.double().std(dim=0, correction=0).to(reversed_.dtype)
-    directions = {
-        "reversed": reversed_,  # inner product manipulation
-        "orthogonal": _remove_model(cohort, reversed_),  # hidden from rules that compare updates with the model
-        "sign": reversed_.sign(),  # the same in every coordinate, against coordinate-wise rules
-        "deviation": reversed_.sign() * deviation,  # most where honest clients differ most
-        "last_layer": last_layer,
-        "positive_cosine": _rotate_to_positive_cosine(known, reversed_, t),  # similar to honest updates on average
-    }
-    norm, own_norms = row_norms(mean[None, :t]), row_norms(torch.stack([*directions.values()])[:, :t])
-    factors = torch.where(own_norms > 0, norm / own_norms, 0).to(reversed_.dtype)
-    return {name: factor * direction for factor, (name, direction) in zip(factors, directions.items(), strict=True)}
+class Directions(Mapping[str, Tensor]):
+    """The damaging directions by name, computed when they are used: a search over many rounds uses few in each.
+
+    All have the norm of the mean over the trainable coordinates. Buffers are scaled by the same factor.
+    """
+
+    def __init__(self, cohort: Cohort, known: Float[Tensor, "k d"], mean: Float[Tensor, " d"]) -> None:
+        self._cohort, self._known, self._mean = cohort, known, mean
+        self._norm = row_norms(mean[None, : cohort.layout.n_trainable])
+        self._computed: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Float[Tensor, " d"]:
+        if name not in self._computed:
+            direction = self._compute(name)
+            own_norm = row_norms(direction[None, : self._cohort.layout.n_trainable])
+            factor = torch.where(own_norm > 0, self._norm / own_norm, 0).to(direction.dtype)
+            self._computed[name] = direction * factor
+        return self._computed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(DIRECTIONS)
+
+    def __len__(self) -> int:
+        return len(DIRECTIONS)
+
+    def _compute(self, name: str) -> Float[Tensor, " d"]:
+        reversed_, layout = -self._mean, self._cohort.layout
+        match name:
+            case "reversed":  # inner product manipulation
+                return reversed_
+            case "orthogonal":  # hidden from rules that compare updates with the model
+                return _remove_model(self._cohort, reversed_)
+            case "sign":  # the same in every coordinate, against coordinate-wise rules
+                return reversed_.sign()
+            case "deviation":  # most where honest clients differ most
+                return reversed_.sign() * self._known.double().std(dim=0, correction=0).to(reversed_.dtype)
+            case "last_layer":
+                last_layer = torch.zeros_like(reversed_)
+                head = layout.slices[layout.head or layout.trainable[-1]]  # a guess is enough to attack
+                last_layer[head] = reversed_[head]
+                return last_layer
+            case "positive_cosine":  # similar to honest updates on average
+                return _rotate_to_positive_cosine(self._known, reversed_, layout.n_trainable)
+        raise KeyError(name)
 
 
 def _remove_model(cohort: Cohort, direction: Float[Tensor, " d"]) -> Float[Tensor, " d"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -81,19 +82,26 @@ class ForgeryBuilder:
     """Turns forgeries into the rows that malicious clients send in one round."""
 
     candidates: CandidateBuilder
-    noise: Float[Tensor, "m t"]  # the random vectors, as long as the median of the known updates
+    cohort: Cohort
+    known: Float[Tensor, "k d"]
+    malicious: Bool[Tensor, " n"]
 
     @classmethod
     def from_cohort(cls, cohort: Cohort, known: Float[Tensor, "k d"], malicious: Bool[Tensor, " n"]) -> ForgeryBuilder:
-        norm = median_of(row_norms(known[:, : cohort.layout.n_trainable]).double())
-        vectors = norm * draw_unit_vectors(cohort, malicious, "forgeries")
-        return cls(CandidateBuilder.from_cohort(cohort, known, malicious), vectors.to(cohort.updates.dtype))
+        return cls(CandidateBuilder.from_cohort(cohort, known, malicious), cohort, known, malicious)
+
+    @cached_property
+    def noise(self) -> Float[Tensor, "m t"]:
+        """A random vector for every malicious client, as long as the median of the known updates."""
+        norm = median_of(row_norms(self.known[:, : self.cohort.layout.n_trainable]).double())
+        vectors = norm * draw_unit_vectors(self.cohort, self.malicious, "forgeries")
+        return vectors.to(self.known.dtype)
 
     def build(self, forgery: Forgery) -> Float[Tensor, "m d"]:
         """The row of every malicious client, in the order of the cohort."""
         rows = self.candidates.build(forgery.candidate)
         if forgery.noise:
-            t = self.noise.shape[1]
+            t = self.cohort.layout.n_trainable
             rows[:, :t] = (rows[:, :t] + forgery.noise * self.noise).nan_to_num()
         n_senders = max(1, math.ceil(forgery.share * len(rows)))
         if n_senders < len(rows):

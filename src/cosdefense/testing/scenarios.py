@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attacks._forgeries import Forgery, ForgeryBuilder
+from ..attacks._geometry import normalize, normalize_rows
 from ..attacks._knowledge import known_rows
 from ..core import Cohort, Layout, TrustedData, derive, generator
 
@@ -53,7 +55,7 @@ class HonestRows:
         products = (deviations @ deviations.T).fill_diagonal_(1)
         # cos(i, j) = 1 − w · (1 − zᵢ·zⱼ) for rows √(1 − w) · a + √w · zᵢ
         weight = min(1.0, (1 - self.cosine) / max(1e-12, 1 - float(products.min())))
-        rows = (1 - weight) ** 0.5 * common + weight**0.5 * deviations
+        rows: Tensor = math.sqrt(1 - weight) * common + math.sqrt(weight) * deviations
         return self.scale * self._compute_norms(pattern)[:, None] * rows
 
     def _draw_deviations(
@@ -141,11 +143,10 @@ class Scenario:
         if name in ("model", "against_model"):
             return params if name == "model" else -params
         drawn = self._draw_unit_vector("direction")
-        return drawn.sign() / len(drawn) ** 0.5 if name == "flat" else drawn
+        return drawn.sign() / math.sqrt(len(drawn)) if name == "flat" else drawn
 
     def _draw_unit_vector(self, purpose: str) -> Float[Tensor, " d"]:
-        drawn = torch.randn(LAYOUT.size, generator=generator(self.seed, purpose), dtype=torch.float64)
-        return drawn / drawn.norm()
+        return normalize(torch.randn(LAYOUT.size, generator=generator(self.seed, purpose), dtype=torch.float64))
 
     def __str__(self) -> str:
         before = [f"{rounds.n_rounds} rounds: {rounds}" for rounds in self.history]
@@ -168,11 +169,16 @@ class AgreeingServerData(TrustedData):
         progress = (params - self.origin) @ self.target / (self.target @ self.target)
         return progress * torch.eye(N_CLASSES, dtype=params.dtype), labels
 
+    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
+        """A network of two layers, as the layout describes."""
+        inputs = torch.rand(n, 16, generator=torch.Generator().manual_seed(seed), dtype=params.dtype)
+        tensors = LAYOUT.unflatten(params)
+        return (inputs @ tensors["features.weight"].T).relu() @ tensors["head.weight"].T
+
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
         return self.target.expand(len(clients), -1).clone()
 
 
 def _orthogonalize(rows: Float[Tensor, "n d"], common: Float[Tensor, " d"]) -> Float[Tensor, "n d"]:
     """Unit rows, orthogonal to the common direction."""
-    rows = rows - (rows @ common)[:, None] * common
-    return rows / rows.norm(dim=1, keepdim=True)
+    return normalize_rows(rows - (rows @ common)[:, None] * common)
