@@ -111,14 +111,16 @@ class Bench:
         return replace(world, trusted_data=server)
 
 
-def compare_rules(bench: Bench, defenses: Sequence[str], splits: Sequence[str], rules: Sequence[str]) -> None:
+def compare_rules(
+    bench: Bench, defenses: Sequence[str], splits: Sequence[str], attacks: Sequence[str], rules: Sequence[str]
+) -> None:
     _print_row("defense", "split", "attack", *rules)
     _print_row(*["---"] * (3 + len(rules)))
     for name in defenses:
         for split in splits:
-            for label, attack in ATTACKS.items():
-                found = [bench.measure(RULES[rule](get(name)), attack, SPLITS[split]) for rule in rules]
-                _print_row(name, split, label, *(f"{100 * accuracy:.1f} %" for accuracy in found))
+            for attack in attacks:
+                found = [bench.measure(RULES[rule](get(name)), ATTACKS[attack], SPLITS[split]) for rule in rules]
+                _print_row(name, split, attack, *(f"{100 * accuracy:.1f} %" for accuracy in found))
 
 
 def compare_presets(bench: Bench, splits: Sequence[str]) -> None:
@@ -148,6 +150,7 @@ def main() -> None:
     parser.add_argument("--presets", action="store_true", help="every preset, instead of every rule")
     parser.add_argument("--defenses", nargs="+", default=["fedavg", "krum", "multi-krum", "cosdefense"])
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--shipped", action="store_true", help="only the two rules that Defense offers")
     given = parser.parse_args()
     bench = Bench(load(given.dataset), given.model, given.rounds, given.batch, given.seeds, given.device)
@@ -155,7 +158,7 @@ def main() -> None:
         compare_presets(bench, given.splits)
     else:
         rules = [rule for rule in RULES if not (given.shipped and rule == "median of the accepted")]
-        compare_rules(bench, given.defenses, given.splits, rules)
+        compare_rules(bench, given.defenses, given.splits, given.attacks, rules)
 
 
 if __name__ == "__main__":

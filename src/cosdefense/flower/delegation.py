@@ -79,5 +79,6 @@ class Delegation:
     def _measure_accepted(self) -> list[float]:
         """The norms of the accepted updates, as filters have rewritten them."""
         if self.judged.rewritten:
-            return [float(norm) for norm in row_norms(self.judged.accepted.trainable())]
+            remaining = self.judged.remaining  # `judged.accepted` would copy their rows
+            return [float(norm) for norm in row_norms(remaining.trainable())[remaining.weights != 0]]
         return [reply.norm for reply in self.accepted]

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAvg, FedProx, Strategy
 from ..core import Judged, Layout
 from .arrays import NDArray
 from .reply_checks import ValidReply
+from .rewritten_array import RewrittenArray
 from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics, get_arrays_key
 from .strategy_state import UnusableResultError
@@ -67,14 +68,22 @@ class ReplyConverter:
 
     def _serialize_rewritten(self, accepted: Sequence[ValidReply], judged: Judged) -> list[Mapping[str, Array]]:
         """Filters that rewrite rows leave many of them as they are: these stay as they were received."""
-        remaining = judged.accepted
-        rows = judged.rows[(judged.remaining.weights != 0).cpu()].tolist()
+        kept = judged.remaining.weights.nonzero().flatten().tolist()
+        updates, rows = judged.remaining.updates, judged.rows.tolist()
         return [
             reply.serialized
-            if torch.equal(update, judged.received.updates[row])
-            else _serialize(self.to_arrays(self.params + update))
-            for reply, update, row in zip(accepted, remaining.updates, rows, strict=True)
+            if torch.equal(updates[place], judged.received.updates[rows[place]])
+            else self._rewrite(updates[place].numpy())
+            for reply, place in zip(accepted, kept, strict=True)
         ]
+
+    def _rewrite(self, update: NDArray) -> dict[str, Array]:
+        """Arrays that hold no copy of the update. Integer arrays are not part of it and replaced by the server's."""
+        start = self.params.numpy()
+        return {
+            name: RewrittenArray(self.arrays[name], start[where], update[where])
+            for name, where in self.layout.slices.items()
+        }
 
     def to_combined_message(
         self, accepted: Sequence[ValidReply], weights: Sequence[float], params: torch.Tensor
