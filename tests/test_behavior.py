@@ -171,7 +171,7 @@ def test_foolsgold_does_not_stop_a_single_attacker() -> None:
 def test_rules_with_server_data_survive_a_malicious_majority(name: str) -> None:
     """Sixty percent of the clients flip the sign of their updates."""
     world = trusted_world(malicious=0.6, q=0.1)
-    assert outcome(world, SignFlip(), name, rounds=30, batch=28).accuracy > 0.6
+    assert outcome(world, SignFlip(), name, rounds=30, batch=28).accuracy > 0.7
 
 
 @pytest.mark.parametrize("name", ["fedavg", "median"])
@@ -185,7 +185,7 @@ def test_bygars_uses_flipped_updates(name: str) -> None:
     """Their sign is flipped back: the model is as good as without an attack."""
     world = trusted_world(malicious=0.6, q=0.1)
     attacked, clean = (outcome(world, attack, name, rounds=20, batch=28) for attack in (SignFlip(5.0), Attack()))
-    assert clean.accuracy > 0.4
+    assert clean.accuracy > 0.7
     assert attacked.accuracy == pytest.approx(clean.accuracy, abs=0.02)
     assert attacked.malicious_rejected == 0
 
@@ -225,7 +225,7 @@ def test_sageflow_protects_a_trained_model() -> None:
 
 def test_sageflow_does_not_protect_an_untrained_model() -> None:
     """In the first rounds the losses of honest and malicious clients do not differ."""
-    world = trusted_world(malicious=0.3, q=0.5)
+    world = trusted_world(malicious=0.3, q=0.5, make=digits_world)
     assert outcome(world, SignFlip(5.0), "sageflow", rounds=50, batch=28).accuracy < 0.3
 
 
@@ -334,7 +334,7 @@ def test_what_breaks_the_mean() -> None:
 @pytest.mark.parametrize("name", ["nnm", "arc", "dnc", "signguard", "flame", "lasa", "alignins", "freqfed"])
 def test_these_stop_sign_flips(name: str) -> None:
     defended = short_run(name, SignFlip(5.0))
-    assert defended.accuracy > 0.35
+    assert defended.accuracy > 0.7
     if defended.honest_rejected > 0:  # nnm, arc and lasa reject nobody
         assert defended.malicious_rejected > 0.85
         assert defended.honest_rejected < 0.4
@@ -348,7 +348,7 @@ def test_rfa_stops_noise_but_not_sign_flips() -> None:
 
 def test_multi_metrics_stops_identical_updates_and_rejects_most_honest_clients() -> None:
     defended = short_run("multi-metrics", InnerProduct())
-    assert defended.accuracy > 0.5
+    assert defended.accuracy > 0.7
     assert defended.malicious_rejected > 0.95
     assert defended.honest_rejected > 0.55
 
@@ -370,7 +370,7 @@ def test_lasa_does_not_stop_many_identical_updates() -> None:
 
 def test_a_malicious_client_spoils_its_bucket() -> None:
     """Two of twenty spoil at most two of ten averages; eight of twenty may spoil more than half of them."""
-    assert short_run("bucketing", SignFlip(5.0), malicious=0.1).accuracy > 0.35
+    assert short_run("bucketing", SignFlip(5.0), malicious=0.1).accuracy > 0.65
     assert short_run("bucketing", SignFlip(5.0), malicious=0.4).accuracy < 0.25
 
 
@@ -384,11 +384,11 @@ def test_rlr_stops_a_backdoor_of_few_clients() -> None:
     plain, defended = (outcome(world, attack, name, rounds=25, batch=32, sampled=20) for name in ("fedavg", "rlr"))
     assert plain.success > 0.5
     assert defended.success < 0.3
-    assert defended.accuracy > 0.5
+    assert defended.accuracy > 0.6
 
 
 def test_fedrola_stops_identical_updates_only() -> None:
-    assert short_run("fedrola", InnerProduct()).accuracy > 0.4
+    assert short_run("fedrola", InnerProduct()).accuracy > 0.7
     assert short_run("fedrola", SignFlip(5.0)).accuracy < 0.25
 
 
@@ -425,7 +425,7 @@ def test_fldetector_removes_noise_but_not_label_flips() -> None:
 def test_fl_wbc_makes_a_backdoor_fade() -> None:
     """The attack succeeds; ten rounds later less of it is left than without the defense."""
     plain, defended = replace_model("fedavg", 14), replace_model("fl-wbc", 14, strength=1.2)
-    assert plain.success > 0.4
+    assert plain.success > 0.6
     assert defended.success < 0.25
     assert defended.accuracy > 0.85
 

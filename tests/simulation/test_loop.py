@@ -59,7 +59,7 @@ def test_inner_product_breaks_the_mean_and_not_cosdefense(seed: int) -> None:
         last = run(world, InnerProduct(), get(name), rounds=60, seed=seed, resume=start)[-1]
         accuracy[name] = evaluate_round(world, last).accuracy
     assert accuracy["fedavg"] < 0.15
-    assert accuracy["cosdefense"] > 0.45
+    assert accuracy["cosdefense"] > 0.7
 
 
 @pytest.mark.slow
