@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosdefense.runs.gpu_sharing import CONTROL, LOGS, SOCKETS, SYSTEM_SOCKETS, environment, shared_gpu
 
@@ -19,6 +20,7 @@ if told == "get_server_list":
 """
 
 
+GPU = torch.device("cuda")
 Install = Callable[[str], Path]
 
 
@@ -41,7 +43,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_the_service_runs_while_the_processes_do(install: Install) -> None:
     log = install("4711")
-    with shared_gpu() as variables:
+    with shared_gpu(GPU) as variables:
         assert set(variables) == {SOCKETS, LOGS}
         assert log.read_text().splitlines() == [
             "-d True",
@@ -54,7 +56,7 @@ def test_the_service_runs_while_the_processes_do(install: Install) -> None:
 
 def test_processes_do_without_a_service_whose_server_does_not_start(install: Install) -> None:
     log = install("")
-    with shared_gpu() as variables:
+    with shared_gpu(GPU) as variables:
         assert variables == {}
     assert log.read_text().splitlines()[-1] == "quit True"
 
@@ -62,7 +64,14 @@ def test_processes_do_without_a_service_whose_server_does_not_start(install: Ins
 def test_a_service_that_runs_already_is_used_and_left_alone(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     log = install("4711")
     monkeypatch.setenv(SOCKETS, "/elsewhere")
-    with shared_gpu() as variables:
+    with shared_gpu(GPU) as variables:
+        assert variables == {}
+    assert not log.exists()
+
+
+def test_a_cpu_needs_no_service(install: Install) -> None:
+    log = install("4711")
+    with shared_gpu(torch.device("cpu")) as variables:
         assert variables == {}
     assert not log.exists()
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 CONTROL = "nvidia-cuda-mps-control"
 SOCKETS, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"  # how CUDA programs find the service
 SYSTEM_SOCKETS = Path("/tmp/nvidia-mps")  # where a service of the whole machine has them
@@ -22,10 +24,11 @@ SECONDS = 30.0  # for one command to the service
 
 
 @contextmanager
-def shared_gpu() -> Iterator[Mapping[str, str]]:
+def shared_gpu(device: torch.device) -> Iterator[Mapping[str, str]]:
     """Start the service and stop it at the end. Yields what the environment of the processes needs to find it."""
     control = shutil.which(CONTROL)
-    if control is None or SOCKETS in os.environ or (SYSTEM_SOCKETS / "control").exists():
+    runs_already = SOCKETS in os.environ or (SYSTEM_SOCKETS / "control").exists()
+    if device.type != "cuda" or control is None or runs_already:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:

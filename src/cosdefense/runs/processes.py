@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing.connection import Connection, wait
@@ -90,7 +90,7 @@ def run_in_processes(
     tables = [JobTable.of(job) for job in jobs]
     files = [logs / f"process-{number}.log" for number in range(1, n + 1)]
     work = [Work(tables, str(device), n_threads, data_dir, notes, file) for file in files]
-    with shared_gpu() if device.type == "cuda" else nullcontext({}) as variables, _running(work, variables) as workers:
+    with shared_gpu(device) as variables, _running(work, variables) as workers:
         _follow(workers, jobs, observer)
         for number, worker in enumerate(workers, start=1):
             worker.process.join()

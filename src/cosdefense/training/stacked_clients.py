@@ -139,8 +139,9 @@ class StackedConv2d(nn.Conv2d):
         if torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
             images, weight = images.to(dtype), weight.to(dtype)
-        patches = _patches(images.detach(), weight.shape[2:], self.stride, self.padding)
-        outputs: Tensor = Convolve.apply(images, weight, patches, self.stride, self.padding)  # type: ignore[no-untyped-call]
+        stride, padding = (self.stride[0], self.stride[1]), (int(self.padding[0]), int(self.padding[1]))
+        patches = _patches(images.detach(), weight.shape[2:], stride, padding)
+        outputs: Tensor = Convolve.apply(images, weight, patches, stride, padding)  # type: ignore[no-untyped-call]
         return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
 
 
@@ -165,7 +166,7 @@ class Convolve(torch.autograd.Function):
         ctx.save_for_backward(weight, patches)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, patches = ctx.saved_tensors
         n_filters, n_channels, *kernel = weight.shape
         to_images = None
