@@ -20,7 +20,7 @@ SHARE = 0.2  # of attackers that rules are told to expect
 
 
 def clip(rows: Tensor, limit: Tensor | float) -> Tensor:
-    return rows * (limit / rows.norm(dim=1)).clamp(max=1)[:, None]
+    return rows * (limit / torch.linalg.vector_norm(rows, dim=1)).clamp(max=1)[:, None]
 
 
 def true_median(values: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def distances(rows: Tensor, p: float = 2.0) -> Tensor:
 
 
 def cosine_matrix(rows: Tensor) -> Tensor:
-    unit = rows / rows.norm(dim=1, keepdim=True)
+    unit = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return unit @ unit.T
 
 
@@ -65,7 +65,7 @@ def arc(c: Cohort) -> Tensor:
 
 def bucketing(c: Cohort) -> Tensor:
     order = torch.randperm(len(c), generator=generator(c.seed, "bucketing")).argsort()
-    return true_median(torch.stack([group.mean(dim=0) for group in c.updates[order].split(2)]))
+    return true_median(torch.stack([group.mean(dim=0) for group in torch.split(c.updates[order], 2)]))
 
 
 def rfa(c: Cohort) -> Tensor:
@@ -123,7 +123,7 @@ def flame(c: Cohort) -> Tensor:
 
 
 def freqfed(c: Cohort) -> Tensor:
-    from scipy.fft import dct
+    from scipy.fft import dct  # type: ignore[import-untyped]
 
     models = (c.params + c.updates).numpy()
     low = torch.from_numpy(dct(models, norm="ortho", axis=1)[:, : models.shape[1] // 2])

@@ -37,6 +37,7 @@ from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World
 from cosdefense.training.server_data import ServerData
 from cosdefense.training.task import Task
+from shapes import THOROUGH
 from worlds import digits_world, mlp_world
 
 pytestmark = pytest.mark.slow  # trains for many rounds
@@ -403,7 +404,7 @@ def test_deepsight_stops_a_backdoor_but_not_sign_flips() -> None:
     assert defended.success < 0.05
     assert defended.malicious_rejected > 0.95
     assert defended.honest_rejected < 0.15
-    flipped = short_run("deepsight", SignFlip(5.0), samples=20, draws=1, make=digits_world)
+    flipped = short_run("deepsight", SignFlip(5.0), samples=0, make=digits_world)
     assert flipped.accuracy < 0.25
     assert flipped.malicious_rejected < 0.1
 
@@ -417,6 +418,20 @@ def test_fldetector_removes_noise_but_not_label_flips() -> None:
     flipped = short_run("fldetector", LabelFlip(1, 7), window=5, make=digits_world)
     assert flipped.success > 0.7
     assert flipped.malicious_rejected < 0.3
+
+
+@pytest.mark.skipif(not THOROUGH, reason="six seconds of training: only with COSDEFENSE_THOROUGH=1")
+def test_worker_momentum_helps_centered_clipping() -> None:
+    """An attack that hides in the noise of single updates has less room in their running averages."""
+    world = digits_world(n_clients=20, malicious=0.4, q=0.1)
+    plain, averaged = (
+        outcome(
+            world, ALIE(z=1.5), "centered-clipping", rounds=60, batch=8, sampled=20,
+            options={"radius": 0.2, "momentum": momentum},
+        )
+        for momentum in (0.0, 0.9)
+    )  # fmt: skip
+    assert averaged.accuracy > plain.accuracy + 0.04
 
 
 # Defenses in the clients' training

@@ -93,7 +93,8 @@ def slow_sign_share(row: list[float], voters: list[list[float]]) -> float:
     """How many of the twelve largest of forty coordinates have the sign of most voters; no two are equal."""
     majority = [sum((x > 0) - (x < 0) for x in column) for column in zip(*voters, strict=True)]
     largest = sorted(range(len(row)), key=lambda j: -abs(row[j]))[:12]
-    return sum(row[j] * majority[j] > 0 for j in largest) / 12
+    agreeing = [j for j in largest if row[j] * majority[j] > 0]
+    return len(agreeing) / 12
 
 
 def test_alignins_sees_nothing_unusual() -> None:

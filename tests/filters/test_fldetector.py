@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,10 +46,10 @@ def test_pinned_errors() -> None:
     assert (absent == MISSING).tolist() == [False, False, False, True]  # client 9 was not there
 
 
-def slow_hessian(steps: Tensor, changes: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def slow_hessian(steps: Tensor, changes: Tensor) -> npt.NDArray[np.float64]:
     """B by one BFGS update after the other, from the last pair's multiple of the identity."""
     s, y = steps.numpy(), changes.numpy()
-    estimate = (y[-1] @ s[-1]) / (s[-1] @ s[-1]) * np.eye(s.shape[1])
+    estimate: npt.NDArray[np.float64] = (y[-1] @ s[-1]) / (s[-1] @ s[-1]) * np.eye(s.shape[1])
     for step, change in zip(s, y, strict=True):
         moved = estimate @ step
         estimate = estimate - np.outer(moved, moved) / (step @ moved) + np.outer(change, change) / (change @ step)

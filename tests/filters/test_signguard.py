@@ -106,8 +106,7 @@ def test_slow_twin(rows: list[list[float]]) -> None:
     norms = [math.hypot(*row) for row in rows]
     middle = statistics.median(norms)
     usual = [0.1 * middle < norm < 3 * middle or norm == middle for norm in norms]
-    shares = [[sum(rule(x) for x in row) / 4 for rule in (lambda x: x > 0, lambda x: x == 0, lambda x: x < 0)]
-              for row in rows]  # fmt: skip
+    shares = [[sum((x > 0) - (x < 0) == sign for x in row) / 4 for sign in (1, 0, -1)] for row in rows]
     features = [[x / (max(column) + 1e-8) for x, column in zip(row, zip(*shares, strict=True), strict=True)]
                 for row in shares]  # fmt: skip
     nearest = [sorted(math.dist(one, other) for other in features)[max(1, len(rows) // 2) - 1] for one in features]

@@ -62,6 +62,7 @@ Written by `cosdefense list --markdown` from the docstrings; a test keeps it cur
 
 In formulas, u is a client's update (new minus old), û its direction, w the global model, and n the
 number of clients in the round. Options have the same names in experiment files and in Python.
+[Reference checks](reference-checks.md) says which code or example each rule was checked against.
 """
 
 

@@ -56,7 +56,11 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
 def tables(kind: Kind) -> Iterator[Table]:
     """The same for a person: one table, or one per kind of defense. A need is shown by its initial."""
     listed = {entry["name"]: entry for entry in entries(kind)}
-    groups = PRESETS_BY_KIND if kind is Kind.defenses else {"": listed}
+    groups = (
+        {group: list(names) for group, names in PRESETS_BY_KIND.items()}
+        if kind is Kind.defenses
+        else {"": list(listed)}
+    )
     for i, (group, names) in enumerate(groups.items()):
         title = f"{kind}: {group}" if group else str(kind)
         legend = _legend(kind) if i == len(groups) - 1 else None

@@ -133,7 +133,7 @@ def _probabilities(cohort: Cohort, params: Float[Tensor, " d"], samples: int, se
 
 
 def _distances(points: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
-    return (points[:, None] - points).norm(dim=2)
+    return torch.linalg.vector_norm(points[:, None] - points, dim=2)
 
 
 def _same_cluster(clusters: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:

@@ -157,6 +157,6 @@ def hessian_product(
     if not bool(scaled.isfinite().all()) or not float(torch.linalg.cond(scaled)) < SINGULAR:
         return None
     right = torch.cat([sigma * (s @ v), y @ v])
-    solution = scale * torch.linalg.solve(scaled, scale * right)
-    k = len(s)
-    return sigma * v - sigma * (solution[:k] @ s) - solution[k:] @ y
+    solution: Tensor = scale * torch.linalg.solve(scaled, scale * right)
+    product: Tensor = sigma * v - sigma * (solution[: len(s)] @ s) - solution[len(s) :] @ y
+    return product

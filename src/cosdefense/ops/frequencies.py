@@ -27,7 +27,7 @@ def low_frequencies(
     cosines, sines = scale * phase.cos(), scale * phase.sin()
     result = rows.new_empty(len(rows), keep, dtype=dtype)
     n_rows = max(1, BLOCK // size)
-    for target, block in zip(result.split(n_rows), rows.detach().split(n_rows), strict=True):
+    for target, block in zip(torch.split(result, n_rows), torch.split(rows.detach(), n_rows), strict=True):
         wide = torch.cat([block[:, ::2], block[:, 1::2].flip(1)], dim=1).double()
         spectrum = torch.fft.rfft(wide)[:, :keep]
         values = spectrum.real * cosines + spectrum.imag * sines
