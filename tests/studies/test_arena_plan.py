@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commands import called
 from cosdefense import Defense
 from cosdefense.aggregators import Bulyan, TrimmedMean
 from cosdefense.attacks import Adaptive, Attack, KrumPoisoning
 from cosdefense.catalog.options import ConfigError
+from cosdefense.data.datasets import load
 from cosdefense.data.partition import LabelSkew
 from cosdefense.filters import Krum, MultiKrum
-from cosdefense.runs.experiment import Experiment
+from cosdefense.runs.experiment import Entry, Experiment
 from cosdefense.runs.packed_records import PACK, read_pack
-from cosdefense.studies.arena.plan import FIELDS, Choice, plan
+from cosdefense.runs.records import read_run
+from cosdefense.runs.single_run import run
+from cosdefense.studies.arena.plan import FIELDS, SCHEDULED, Choice, plan
 from cosdefense.studies.study import experiments_folder
+
+FEW: dict[str, Any] = {"n_seeds": 1, "defenses": ["none", "Krum"]}
 
 
 def experiments(*datasets: str, attackers: tuple[float, ...] = (0.3,), **choice: Any) -> list[Experiment]:
@@ -48,7 +56,8 @@ def test_every_defense_meets_every_attack_once_per_seed() -> None:
     able = [label for label in labels(table, "defenses") if label != "Bulyan"]  # it tolerates less than a quarter
     planned = experiments()
     cells = {(e.attacks[0].label, e.defenses[0].label, e.seeds) for e in planned}
-    assert cells == {(a, d, (s,)) for a in labels(table, "attacks") for d in able for s in range(3)}
+    attacks = [*labels(table, "attacks"), *SCHEDULED]
+    assert cells == {(a, d, (s,)) for a in attacks for d in able for s in range(3)}
     assert len(planned) == len(cells)
 
 
@@ -61,7 +70,8 @@ def test_all_datasets_have_the_same_attacks_and_defenses() -> None:
     assert {path.stem for path in experiments_folder("arena").glob("*.toml")} == set(FIELDS)
     first = field(FIELDS[0])
     for dataset in FIELDS[1:]:
-        assert field(dataset)["attacks"] == first["attacks"]
+        attacks = [entry for entry in field(dataset)["attacks"] if entry["name"] != "poisoned-buffers"]
+        assert attacks == first["attacks"]
         assert labels(field(dataset), "defenses") == labels(first, "defenses")
 
 
@@ -72,16 +82,19 @@ def test_the_settings_are_the_same_on_every_dataset(dataset: str) -> None:
         assert (data.dataset, data.clients, data.malicious, data.trusted) == (dataset, 100, 0.3, 100)
         assert data.partition == LabelSkew(0.5)
         assert (training.rounds, training.sampled, training.evaluate_every) == (300, 10, 5)
-        assert (schedule.attack_start, schedule.attack_stop, schedule.defense_start) == (0, None, 0)
+        assert (schedule.attack_stop, schedule.defense_start) == (None, 0)
+        label = experiment.attacks[0].label
+        assert schedule.attack_start == (150 if label == "late inner product" else 0)
+        assert (schedule.attack_period, schedule.attack_rounds) == (
+            (20, 10) if label == "on–off inner product" else (None, 1)
+        )
         if dataset != "digits":  # the paper's
             assert (training.batch, training.lr, training.local_steps, training.tf32) == (128, 0.01, 1, True)
             assert dict(experiment.model)["name"] == ("resnet18" if dataset == "cifar-10" else "paper-cnn")
 
 
 def test_names_say_dataset_and_share() -> None:
-    found = {
-        (e.name, e.data.malicious) for e in experiments("mnist", "cifar-10", attackers=(0.1, 0.125, 0.3), n_seeds=1)
-    }
+    found = {(e.name, e.data.malicious) for e in experiments("mnist", "cifar-10", attackers=(0.1, 0.125, 0.3), **FEW)}
     assert found == {
         (f"arena-{dataset}-{text}", share)
         for dataset in ("mnist", "cifar-10")
@@ -90,8 +103,8 @@ def test_names_say_dataset_and_share() -> None:
 
 
 def test_the_order_of_the_arguments_does_not_matter() -> None:
-    one = experiments("mnist", "digits", attackers=(0.3, 0.1), n_seeds=1)
-    assert one == experiments("digits", "mnist", "digits", attackers=(0.1, 0.3), n_seeds=1)
+    one = experiments("mnist", "digits", attackers=(0.3, 0.1), **FEW)
+    assert one == experiments("digits", "mnist", "digits", attackers=(0.1, 0.3), **FEW)
     assert [e.name for e in one] == sorted([e.name for e in one])
 
 
@@ -111,6 +124,9 @@ def test_parts_that_take_a_guess_get_the_true_share(share: float) -> None:
         assert defenses["Bulyan"].aggregator == Bulyan(0.1)
 
 
+NEIGHBORS = ("NNM", "ARC", "DnC")
+
+
 @pytest.mark.parametrize(
     ("share", "absent"),
     [
@@ -118,7 +134,7 @@ def test_parts_that_take_a_guess_get_the_true_share(share: float) -> None:
         (0.2, {"Bulyan": "Bulyan needs at least 11 clients to tolerate 2 attackers, got 10"}),
         (0.3, {"Bulyan": "must be in [0, 0.25), got 0.3"}),
         (0.4, {"Krum": "needs more than 10", "Multi-Krum": "needs more than 10", "Bulyan": "got 0.4"}),
-        (0.6, dict.fromkeys(("LMP Krum", "Krum", "Multi-Krum", "trimmed mean", "Bulyan"), "got 0.6")),
+        (0.6, dict.fromkeys(("LMP Krum", "Krum", "Multi-Krum", "trimmed mean", "Bulyan", *NEIGHBORS), "got 0.6")),
     ],
 )
 def test_a_rule_that_cannot_work_is_left_out_and_named(share: float, absent: dict[str, str]) -> None:
@@ -139,20 +155,24 @@ def test_a_choice_by_label_or_name_always_includes_the_reference() -> None:
     chosen = pairs(defenses=["geometric-median", "Trimmed-Mean"], attacks=["inner-product"])
     assert chosen == [
         ("none", "none"),
-        *((f"inner product ε = {e}", d) for e in (5, 1) for d in ("geometric median", "trimmed mean")),
+        *(
+            (attack, defense)
+            for attack in ("inner product ε = 5", "inner product ε = 1", *SCHEDULED)
+            for defense in ("geometric median", "trimmed mean")
+        ),
     ]
     assert pairs(defenses=["Bulyan"], attacks=["noise"]) == [("none", "none")]
 
 
 def test_rounds_and_settings_can_be_changed() -> None:
     for rounds, every in ((300, 5), (30, 1), (1000, 16), (4, 1)):
-        for experiment in experiments(rounds=rounds, n_seeds=1):
+        for experiment in experiments(rounds=rounds, **FEW):
             assert (experiment.training.rounds, experiment.training.evaluate_every) == (rounds, every)
     changes = ["training.rounds=7", "data.clients=40", "name=other", "data.malicious=0.9", "seeds=[5]"]
-    for experiment in experiments(rounds=9, changes=changes, n_seeds=2):
+    for experiment in experiments(rounds=9, changes=changes, **FEW):
         assert (experiment.training.rounds, experiment.data.clients) == (7, 40)
         assert (experiment.name, experiment.data.malicious) == ("arena-digits-30", 0.3)
-    assert {e.seeds for e in experiments(changes=changes, n_seeds=2)} == {(0,), (1,)}
+    assert {e.seeds for e in experiments(changes=changes, n_seeds=2, defenses=["none"])} == {(0,), (1,)}
 
 
 @pytest.mark.parametrize(
@@ -173,12 +193,37 @@ def test_mistakes_are_named(arguments: dict[str, Any], found: str) -> None:
         experiments(**arguments)
 
 
+@pytest.mark.slow
+def test_every_defense_and_every_attack_runs(tmp_path: Path) -> None:
+    """Two rounds each: every attack with one defense and every defense with one attack; if thorough, all pairs."""
+    planned = experiments(rounds=2, n_seeds=1, changes=["data.clients=20", "data.trusted=40", "model.width=2"])
+    attacks, defenses = (list(dict.fromkeys(get(e).label for e in planned)) for get in (_attack, _defense))
+    n = max(len(attacks), len(defenses))
+    chosen = {(attacks[i % len(attacks)], defenses[i % len(defenses)]) for i in range(n)}
+    dataset = load("digits")
+    for cell in planned:
+        if os.environ.get("COSDEFENSE_THOROUGH") or (_attack(cell).label, _defense(cell).label) in chosen:
+            cell = replace(cell, training=replace(cell.training, evaluate_every=2))
+            assert run(cell, cell.folder(tmp_path), dataset, torch.device("cpu"))
+    finished = list(tmp_path.rglob("records.jsonl"))
+    assert len(finished) >= n
+    assert all(read_run(path).summary is not None for path in finished)
+
+
+def _attack(cell: Experiment) -> Entry[Attack]:
+    return cell.attacks[0]
+
+
+def _defense(cell: Experiment) -> Entry[Defense]:
+    return cell.defenses[0]
+
+
 def test_an_unknown_dataset_is_named() -> None:
     with pytest.raises(ConfigError, match="dataset 'minst' is unknown: did you mean 'mnist'"):
         experiments("digits", "minst")
 
 
-TINY = ("--defenses", "none,median", "--attacks", "none,sign-flip", "--rounds", "4", "--seeds", "1")
+TINY = ("--defenses", "none,median", "--attacks", "none,sign flip × 5", "--rounds", "4", "--seeds", "1")
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class Figure:
     columns: int = 1
     legend: tuple[Entry, ...] = ()
     pickable: bool = False  # the charts have a parameter "picked" that takes a label of the legend
+    scale: float = 2.0  # of the pixels on paper
 
     @property
     def side_by_side(self) -> bool:
@@ -67,7 +68,7 @@ class Figure:
         return f"chart-{self.name}-{index}"
 
     def png(self) -> bytes:
-        """All panels on white paper, at twice the pixels."""
+        """All panels on white paper."""
         several = len(self.panels) > 1
         charts = [
             _rename_rows(panel.chart, index).properties(width=self.width) for index, panel in enumerate(self.panels)
@@ -80,7 +81,7 @@ class Figure:
         paper = alt.concat(*charts, columns=self.columns, spacing=36, title=title).to_dict()
         spec = _with_rows(paper, {f"{DATA}{index}": panel.rows for index, panel in enumerate(self.panels)})
         spec["config"] = config(PAPER) | {"background": "white", "padding": 20}
-        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        return bytes(vl_convert.vegalite_to_png(spec, scale=self.scale))
 
 
 def _rename_rows(chart: alt.LayerChart, index: int) -> alt.LayerChart:

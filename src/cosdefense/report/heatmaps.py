@@ -62,7 +62,7 @@ def large_grid_figure(grid: Grid, number: int = 0) -> Figure:
     caption = f"{grid.question.note} The mean over seeds. The column at the left is the worst case of its row, attacks "
     caption += "stand from the least to the most harmful, and defenses with the best worst case first."
     name = f"{grid.question.name}-{number + 1}" if number else grid.question.name
-    return Figure(name, grid.title, caption, panels, CELL_WIDTH * (1 + len(grid.attacks)))
+    return Figure(name, grid.title, caption, panels, CELL_WIDTH * (1 + len(grid.attacks)), scale=1.25)
 
 
 def _make_large_panel(grid: Grid, side: str, defenses: Sequence[str]) -> Panel:
@@ -78,7 +78,7 @@ def _make_large_panel(grid: Grid, side: str, defenses: Sequence[str]) -> Panel:
     y = alt.Y("defense:N", title=None, scale=cells(list(defenses)), axis=bare_axis(labelLimit=170))
     tips = [tip("defense:N"), tip("attack:N"), tip("text:N", title=grid.question.title.lower())]
     unit = "share of the rounds left" if grid.question.in_rounds else grid.question.title.lower()
-    legend = alt.Legend(title=unit, orient="right", format=".0%", gradientLength=140, tickCount=3)
+    legend = alt.Legend(title=unit, titleLimit=400, orient="right", format=".0%", gradientLength=140, tickCount=3)
     chart = heat(x, y, "share", alt.Text("text:N"), tips, legend).properties(height=CELL_HEIGHT * len(defenses))
     description = "; ".join(f"{row['defense']} {row['text']}" for row in rows[: len(defenses)])
     width = 170 + CELL_WIDTH * (1 + len(grid.attacks))

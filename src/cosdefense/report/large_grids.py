@@ -86,15 +86,20 @@ class Grid:
         return min(attacked, key=lambda pair: self._goodness(pair[0]))
 
     def sides(self) -> Iterator[tuple[str, list[str]]]:
-        """Defenses that need the same, the best worst case first."""
+        """Defenses that need the same, the best worst case first; where that is equal, the best mean."""
         names = list(dict.fromkeys(defense for defense, _ in self.values))
         for side in (ONLY_UPDATES, ATTACKER_COUNT, DATA):
             members = [name for name in names if self.needs[name] == side]
             if members:
-                yield side, sorted(members, key=lambda name: -self._goodness(self.worst(name)[0]))
+                yield side, sorted(members, key=self._rank)
 
     def text(self, value: float, digits: int) -> str:
         return f"{value:.{digits}f}" if self.question.in_rounds else f"{100 * value:.{digits}f}"
+
+    def _rank(self, defense: str) -> tuple[float, float]:
+        worst, _ = self.worst(defense)
+        mean = fmean(value for (name, _), value in self.values.items() if name == defense)
+        return -round(self._goodness(worst), 3), -self._goodness(mean)  # as exact as the tables show it
 
     def _goodness(self, value: float) -> float:
         return -value if self.question.high_is_bad else value

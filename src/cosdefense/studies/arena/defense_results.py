@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median
 from typing import Any
@@ -18,7 +18,8 @@ from ...runs.records import RunRecord
 PREFIX = "arena-"  # how its experiments' names begin
 DATASETS = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}
 ORACLES = {Need.ATTACKER_COUNT, Need.SERVER_DATA, Need.CLIENT_DATA}  # what a server does not know without help
-NONE, ADAPTIVE, BACKDOOR = "none", "adaptive", "backdoor"  # attacks that tables treat differently, by their names
+NONE, BACKDOOR = "none", "backdoor"  # attacks that tables treat differently, by their names
+INFORMED = ("adaptive", "tailored")  # those that know the defense
 SURVIVAL = 0.5  # of the clean accuracy: with less, the model is destroyed, and whom a rule then rejects means nothing
 
 
@@ -44,7 +45,7 @@ class DefenseResult:
     @cached_property
     def attacked(self) -> dict[str, float]:
         """The same under attacks that do not know the defense."""
-        other = (NONE, ADAPTIVE)
+        other = (NONE, *INFORMED)
         return {attack: end for attack, end in self.accuracies.items() if self._catalog_name(attack) not in other}
 
     @property
@@ -56,9 +57,10 @@ class DefenseResult:
     def mean(self) -> float | None:
         return fmean(self.attacked.values()) if self.attacked else None
 
-    def lowest_under(self, name: str) -> float | None:
+    def lowest_under(self, *names: str) -> float | None:
         """The accuracy under the attack of that name in the catalog; the lowest where there are several such."""
-        ends = [self.accuracies[attack] for attack in self.attacks_named(name) if attack in self.accuracies]
+        attacks = [attack for name in names for attack in self.attacks_named(name)]
+        ends = [self.accuracies[attack] for attack in attacks if attack in self.accuracies]
         return min(ends, default=None)
 
     def lost(self, accuracy: float | None) -> float | None:
@@ -109,7 +111,7 @@ class Setting:
 
 def list_settings(runs: Sequence[RunRecord]) -> list[Setting]:
     """Every setting that has runs; an error where there is none."""
-    mine = [run for run in runs if run.experiment.startswith(PREFIX)]
+    mine = [_without_schedule(run) for run in runs if run.experiment.startswith(PREFIX)]
     if not mine:
         names = ", ".join(sorted({run.experiment for run in runs})) or "no runs"
         raise ValueError(f"none of the runs belongs to an arena: {names}")
@@ -121,6 +123,12 @@ def list_settings(runs: Sequence[RunRecord]) -> list[Setting]:
             own = name.removeprefix(PREFIX) + (f"-variant-{number + 1}" if len(variants) > 1 else "")
             settings.append(_make_setting(own, variant, [group for group in groups if group.setting == variant]))
     return settings
+
+
+def _without_schedule(run: RunRecord) -> RunRecord:
+    """When an attack is active is a property of the attack here, and its label says so."""
+    experiment = {key: value for key, value in run.header["experiment"].items() if key != "schedule"}
+    return replace(run, header={**run.header, "experiment": experiment})
 
 
 def list_tail_accuracies(group: Group) -> list[float]:

@@ -25,7 +25,7 @@ def _draw_figure(setting: Setting) -> Figure:
     panels = tuple(_draw_heat_map(setting, title, results) for title, results in sides if results)
     caption = "Points of accuracy lost against plain averaging without an attack, the mean over seeds in the last "
     caption += "tenth of the rounds. The deeper the color, the more of that accuracy is left. "
-    caption += "The defense with the best worst case stands first; the adaptive attack does not count in that."
+    caption += "The defense with the best worst case stands first; attacks that know the defense do not count in that."
     width = max(420, 62 * len(setting.attacks))
     return Figure(f"arena-{setting.name}", f"{setting.title}: points lost", caption, panels, width)
 

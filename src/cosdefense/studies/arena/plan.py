@@ -15,11 +15,17 @@ from ...catalog.registry import get
 from ...core import Cohort, Defense, TooFewClients
 from ...runs.experiment import Entry, Experiment
 from ...runs.experiment_file import entry_names, from_table, read_table
+from ...simulation.schedule import Schedule
 from ...testing.examples import LAYOUT, ExampleTrustedData
 from ..study import experiments_folder
 
 FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
 EVALUATIONS = 60  # in a run, six of them in the last tenth, whatever its length
+
+SCHEDULED = {  # attacks that also meet every defense at other times, by the label that they then have
+    "late inner product": "inner product ε = 5",  # from the middle of the run on
+    "on–off inner product": "inner product ε = 5",  # ten rounds on, ten rounds off
+}
 
 Part = TypeVar("Part")
 T = TypeVar("T", Attack, Defense)
@@ -80,16 +86,42 @@ def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Expe
     table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
     table["data"] = {**table.get("data", {}), "malicious": share}
     experiment = from_table(table, experiments_folder("arena"))
-    attacks = _select_labels("attack", choice.attacks, table["attacks"], experiment.attacks)
+    entries, tables = _add_scheduled(experiment.attacks, table["attacks"])
+    attacks = _select_labels("attack", choice.attacks, tables, entries)
     wanted = _select_labels("defense", choice.defenses, table["defenses"], experiment.defenses)
     sampled = experiment.training.sampled
-    attacks_able, absent = _select_able(experiment.attacks, lambda attack: _with_share(attack, share))
+    attacks_able, absent = _select_able(entries, lambda attack: _with_share(attack, share))
     defenses_able, unable = _select_able(
         experiment.defenses, lambda defense: _check_able(_defense_with_share(defense, share), sampled)
     )
-    grid = replace(experiment, attacks=attacks_able, defenses=defenses_able)
+    schedules = {entry.label: _schedule_of(entry.label, experiment) for entry in attacks_able}
+    runs: list[Experiment] = []
+    for schedule in dict.fromkeys(schedules.values()):
+        active = tuple(entry for entry in attacks_able if schedules[entry.label] == schedule)
+        grid = replace(experiment, attacks=active, defenses=defenses_able, schedule=schedule)
+        runs += _cells(grid, attacks, wanted)
     missed = {label: why for label, why in (absent | unable).items() if label in attacks | wanted}
-    return list(_cells(grid, attacks, wanted)), missed
+    return runs, missed
+
+
+def _add_scheduled(
+    entries: Sequence[Entry[Attack]], tables: Sequence[Mapping[str, Any]]
+) -> tuple[list[Entry[Attack]], list[Mapping[str, Any]]]:
+    """The attacks and their tables, then those of them that are repeated with another schedule."""
+    known = {entry.label: (entry, table) for entry, table in zip(entries, tables, strict=True)}
+    repeated = [(label, *known[base]) for label, base in SCHEDULED.items() if base in known]
+    return (
+        [*entries, *(Entry(label, entry.part) for label, entry, _ in repeated)],
+        [*tables, *({**table, "label": label} for label, _, table in repeated)],
+    )
+
+
+def _schedule_of(label: str, experiment: Experiment) -> Schedule:
+    if label == "late inner product":
+        return replace(experiment.schedule, attack_start=experiment.training.rounds // 2)
+    if label == "on–off inner product":
+        return replace(experiment.schedule, attack_period=20, attack_rounds=10)
+    return experiment.schedule
 
 
 def _select_able(entries: Sequence[Entry[T]], adapt: Callable[[T], T]) -> tuple[tuple[Entry[T], ...], dict[str, str]]:

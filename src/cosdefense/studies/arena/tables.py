@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 from ...report.results import count, spread
 from ...report.table import NOTHING, Table
-from .defense_results import ADAPTIVE, BACKDOOR, NONE, SURVIVAL, DefenseResult, Setting, list_tail_accuracies
+from .defense_results import BACKDOOR, INFORMED, NONE, SURVIVAL, DefenseResult, Setting, list_tail_accuracies
 
 SIDES = {False: "No oracle", True: "With an oracle"}
 RANKED = (
     *("Oracle", "Defense", "Needs", "Worst attack"),
-    *("Lost, worst case", "Lost, mean", "Lost, adaptive", "Lost, no attack", "Backdoor success"),
+    *(
+        "Lost, worst case",
+        "Lost, mean",
+        "Lost, adaptive",
+        "Lost, no attack",
+        "Backdoor success",
+        "Target rate on clean images",
+    ),
     *("Honest rejected, no attack", "Honest rejected, attacked", "ms per round", "Attacks met"),
 )
 
@@ -45,7 +52,7 @@ def _describe_outcome(setting: Setting) -> str:
         sentences.append(
             f"Of the defenses without an oracle, {full[0].defense} has the best worst case: it loses {lost}."
         )
-    adaptive = [(result.lowest_under(ADAPTIVE), result) for result in setting.results_with(oracle=False)]
+    adaptive = [(result.lowest_under(*INFORMED), result) for result in setting.results_with(oracle=False)]
     tried = [(end, result) for end, result in adaptive if end is not None]
     if tried:
         end, best = max(tried, key=lambda pair: pair[0])
@@ -58,7 +65,8 @@ def _make_ranking(setting: Setting) -> Table:
     uneven = len({len(result.attacked) for result in setting.results}) > 1
     rows = tuple(_make_row(result, uneven) for result in setting.results)
     note = "Lost: points of accuracy (mean of the last tenth of the rounds, over seeds) below plain averaging without "
-    note += "an attack. Worst case and mean are over all attacks but the adaptive one, which knows the defense. "
+    note += "an attack. Worst case and mean are over all attacks that do not know the defense; adaptive: the lower of "
+    note += "those that do. "
     note += "Honest rejected: the share of honest updates that filters rejected; attacked: the mean over those of the "
     note += f"attacks that left more than {SURVIVAL:.0%} of the accuracy of plain averaging without an attack, since a "
     note += "destroyed model does not tell honest clients from others. Milliseconds: of the server's rule, median over "
@@ -71,8 +79,8 @@ def _make_ranking(setting: Setting) -> Table:
 def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
     attack, low = result.worst or (NOTHING, None)
     clean, backdoors = result.attacks_named(NONE), result.attacks_named(BACKDOOR)
-    ends = (low, result.mean, result.lowest_under(ADAPTIVE), result.lowest_under(NONE))
-    shares = [result.mean_of("attack_success", backdoors)]
+    ends = (low, result.mean, result.lowest_under(*INFORMED), result.lowest_under(NONE))
+    shares = [result.mean_of(key, backdoors) for key in ("attack_success", "clean_target_rate")]
     shares += [result.mean_of("honest_rejected", names) for names in (clean, result.survived)]
     cost = result.milliseconds
     return (
