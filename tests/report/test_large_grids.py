@@ -27,7 +27,7 @@ def make_grid(n_defenses: int = 10, **summary: Any) -> list[RunRecord]:
             for seed in (0, 1):
                 end = {"none": 0.9 - i / 100, "strong": 0.3 + i / 100 + 0.1 * seed, "weak": 0.8}.get(attack, 0.7)
                 experiment = {"name": "g", "schedule": {"attack_stop": 80}, "training": {}, "data": {}}
-                header = {"experiment": experiment, "attack": attack, "defense": defense, "seed": seed}
+                header: dict[str, Any] = {"experiment": experiment, "attack": attack, "defense": defense, "seed": seed}
                 header |= {"needs": NEEDS.get(defense, []), "thinned": True}
                 own = summarize([]) | {"tail_accuracy": end} | (summary if attack != "none" else {})
                 runs.append(RunRecord(header, (RoundRecord(99, (), (), accuracy=end),), own))
@@ -57,9 +57,9 @@ def test_a_model_that_is_not_a_number_counts_as_zero() -> None:
 
 def test_success_is_worst_where_it_is_highest() -> None:
     runs = make_grid(success_at_stop=0.5, clean_target_rate=0.01, success_lifespan=10)
-    for run in runs:
-        if run.summary and (run.header["attack"], run.header["defense"]) == ("weak", "rule 9"):
-            run.summary["success_at_stop"] = 0.75
+    for index, run in enumerate(runs):
+        if (run.header["attack"], run.header["defense"]) == ("weak", "rule 9"):
+            runs[index] = RunRecord(run.header, run.rounds, {**(run.summary or {}), "success_at_stop": 0.75})
     grids = {grid.question.key: grid for grid in list_large_grids(group_runs(runs))}
     assert set(grids) == {"tail_accuracy", "success_at_stop", "clean_target_rate", "success_lifespan"}
     success = grids["success_at_stop"]
