@@ -29,6 +29,7 @@ from cosdefense.runs.prepare import dry_run
 from cosdefense.simulation.loop import simulate
 from cosdefense.testing.examples import LAYOUT, ExampleTrustedData
 from interrupted_runs import rounds_run
+from promises import SHORTER
 from shapes import unchecked
 from worlds import digits_world
 
@@ -76,7 +77,7 @@ def count_trials(name: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_defense(name: str) -> None:
-    defense, cohort = get(name), round_of(0)
+    defense, cohort = get(name, **SHORTER.get(name, {})), round_of(0)
     memory = remembered(defense)
     before = frozen(memory)
     attack, state = Adaptive(trials=count_trials(name)).with_defense(defense, memory, Adaptive().init())
@@ -96,7 +97,7 @@ def test_every_defense(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_defense_with_partial_knowledge(name: str) -> None:
     """What honest clients send changes nothing: it is not known."""
-    defense, cohort = get(name), round_of(0)
+    defense, cohort = get(name, **SHORTER.get(name, {})), round_of(0)
     others = replace(cohort, updates=torch.where(MALICIOUS[:, None], cohort.updates, 17.0))
     attack = Adaptive(defense, "partial", trials=count_trials(name))
     forged, state = attack.forge(cohort, MALICIOUS, attack.init())
