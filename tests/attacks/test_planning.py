@@ -87,7 +87,7 @@ def test_investing_wins_where_greed_gains_nothing() -> None:
 def test_a_limit_that_follows_rejected_updates_is_raised_first() -> None:
     """Long updates are rejected in one round and accepted in the next."""
     defense = Defense((NormOfLastRound(),), Mean())
-    planned = total_progress(Planning(trials=73, curvature=0.0), defense)
+    planned = total_progress(Planning(trials=73), defense)
     assert planned < total_progress(Adaptive(trials=73), defense) - 1
 
 

@@ -60,7 +60,7 @@ class Planning(Attack):
     defense: Defense | None = None
     trials: int = 150
     horizon: int = 4
-    curvature: float = 0.5
+    curvature: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("trials", 2), ("horizon", 1), ("curvature", 0)):
