@@ -196,6 +196,19 @@ def test_stacked_clients_train_as_each_does_alone_and_repeat_their_bits() -> Non
         params = params + found[0].mean(dim=0)
 
 
+def test_runs_of_one_model_share_recordings_and_not_their_parameters() -> None:
+    table = {"name": "small", "data": {"dataset": "digits", "clients": 20}, "model": {"name": "small-cnn"}}
+    digits, device = load("digits"), torch.device("cuda")
+    first, second = (build_world(from_table({**table, "seeds": [seed]}), digits, device).task for seed in (0, 1))
+    assert second.twin is (first.twin or first)
+    assert not torch.equal(first.initial(), second.initial())
+    images, labels = torch.rand(4, 1, 8, 1, 8, 8, device="cuda"), torch.randint(0, 10, (4, 1, 8)).cuda()
+    alone = replace(second, twin=None).copy_for_thread()
+    found = [train_clients(task, LocalSGD(), second.initial(), images, labels) for task in (first, second, alone)]
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[1], found[2])
+
+
 def test_bfloat16_is_replayed_too() -> None:
     torch.manual_seed(0)
     model = resnet18((3, 32, 32), 10).cuda()
