@@ -1,6 +1,6 @@
 """Measures a round under secure aggregation beside the same round in the open: bytes, CPU seconds, memory.
 
-python benchmarks/secure.py [--markdown] [--json FILE] [--quick]
+python benchmarks/secure.py [--markdown] [--json FILE] [--quick] [--only TEXT]
 
 Client, leader and helper run one after the other in this process, so each is measured alone; on two computers leader
 and helper check reports at the same time. CPU seconds are those of all threads. Updates are drawn at random and as
@@ -112,17 +112,19 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model only")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the columns whose title holds this text")
     given = parser.parse_args()
     modes = {
         "prove": Secure(get("cosdefense"), colluders=0.0),
         "scale": Secure(Defense((NormLimit(), CosDefense()), Mean()), colluders=0.0),
     }
     columns = {
-        f"{name}, n = {n}, {mode}": measure(n, d, head, buffers, secure)
+        title: measure(n, d, head, buffers, secure)
         for name, n, d, head, buffers in (QUICK if given.quick else SIZES)
         for mode, secure in modes.items()
+        if given.only in (title := f"{name}, n = {n}, {mode}")
     }
-    rows = [[row, *(f"{column[row]:.3g}" for column in columns.values())] for row in next(iter(columns.values()))]
+    rows = [[row, *(f"{column[row]:.4g}" for column in columns.values())] for row in next(iter(columns.values()))]
     about = machine("numpy", "cryptography")
     report(given, about, [Table("A round, in CPU seconds and bytes", ("", *columns), rows)], columns)
 

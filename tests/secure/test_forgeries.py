@@ -12,7 +12,7 @@ from secure_examples import SCALED, TERMS, THOROUGH, WITH_BUFFERS, draw_head, en
 from cosdefense.secure.exchange import Outcome
 from cosdefense.secure.terms import Terms
 
-TIMES = 1000 if THOROUGH else 2
+TIMES = 1000 if THOROUGH else 1
 KINDS = forgeries()
 ALL = replace(WITH_BUFFERS, clients=4 + len(KINDS))
 

@@ -66,7 +66,7 @@ def run_many(rounds: int, terms: Terms, seed: int) -> int:
 @pytest.mark.slow
 def test_two_thousand_rounds_equal_the_twin() -> None:
     """All but some without sketches, which make a round ten times as long."""
-    small = replace(TERMS, head=4, weights=4)
+    small = replace(TERMS, clients=4, head=4, weights=4, threshold="mean+std", deviations=0.5)
     opened = run_many(100_000 if THOROUGH else 1900, small, 0)
     opened += run_many(2000 if THOROUGH else 40, CLIPPED, 1) + run_many(2000 if THOROUGH else 40, WITH_BUFFERS, 2)
     opened += run_many(1000 if THOROUGH else 20, SCALED, 3)

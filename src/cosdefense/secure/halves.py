@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Shape:
         total = self.head + self.weights + self.buffers + ROOTS * self.statements + 1
         return max(ROOTS, -(-self.head // 32), min(64, -(-total // 8)))
 
-    @property
+    @cached_property
     def _rows(self) -> tuple[int, int, int]:
         return tuple(-(-n // self.columns) for n in (self.head, self.weights, self.buffers))  # type: ignore[return-value]
 
@@ -124,19 +124,19 @@ class Answers:
 
 def expand_half(seed: bytes, shape: Shape, terms: Terms) -> Half:
     """The helper's half, all of which comes from its seed."""
-    numbers = Numbers(
-        expand_head(seed, terms),
-        read_integers(stream(seed, "sketch of weights", NUMBER * shape.weights), NUMBER),
-        read_integers(stream(seed, "sketch of buffers", NUMBER * shape.buffers), NUMBER),
-        split_roots(read_integers(stream(seed, "slacks", SLACK * ROOTS * shape.statements), SLACK)),
-    )
+    counts = (shape.head, shape.weights, shape.buffers)
+    n_numbers, n_roots = NUMBER * sum(counts), SLACK * ROOTS * shape.statements
+    data = stream(seed, "numbers", n_numbers + n_roots)
+    values, ends = read_integers(data[:n_numbers], NUMBER), (0, *accumulate(counts))
+    parts = [values[a:b] for a, b in pairwise(ends)]
+    numbers = Numbers(parts[0], parts[1], parts[2], split_roots(read_integers(data[n_numbers:], SLACK)))
     proof = draw_elements(seed, "proof", shape.proof)
     return Half(terms.ring.draw(seed, terms.words), numbers, draw_blinding(seed, shape), proof)
 
 
 def expand_head(seed: bytes, terms: Terms) -> list[int]:
-    """The helper's half of the head alone."""
-    return read_integers(stream(seed, "head", NUMBER * terms.head), NUMBER)
+    """The helper's half of the head alone: the first of its numbers."""
+    return read_integers(stream(seed, "numbers", NUMBER * terms.head), NUMBER)
 
 
 def draw_blinding(seed: bytes, shape: Shape) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .exchange import Checks, Outcome, Reports, Settled, TicketRequest
-from .halves import Answers, Shape, answer, expand_half, expand_head
+from .halves import Answers, ReportKeys, Shape, answer, expand_half, expand_head
 from .helper_state import HelperState
 from .report import SealedReport
 from .rule import decide
@@ -112,9 +112,10 @@ class Helper:
             raise Refused(f"{len(reports.reports)} reports for {len(current.request.nodes)} nodes")
         found, seen = [], set[bytes]()
         for report in reports.reports:
-            outcome, seed = self._open(report, current, seen)
+            keys = report.keys(current.ticket)
+            outcome, seed = self._open(report, keys, current, seen)
             seen.add(report.node)
-            found.append((outcome, seed, None if seed is None else self._answer(report, seed, current)))
+            found.append((outcome, seed, None if seed is None else self._answer(report, keys, seed, current)))
         current.body, current.reports = body, reports.reports
         current.seeds = tuple(seed for _, seed, _ in found)
         current.checks = Checks(reports.number, tuple(o for o, _, _ in found), tuple(a for _, _, a in found))
@@ -170,24 +171,26 @@ class Helper:
             raise Refused(f"round {number} is not the current one")
         return self._round
 
-    def _open(self, report: SealedReport, current: _Round, seen: Collection[bytes]) -> tuple[Outcome, bytes | None]:
+    def _open(
+        self, report: SealedReport, keys: ReportKeys, current: _Round, seen: Collection[bytes]
+    ) -> tuple[Outcome, bytes | None]:
         if report.node not in current.request.nodes:
             return Outcome.UNKNOWN_NODE, None
         if report.node in seen:
             return Outcome.REPEATED_NODE, None
         if not report.claim.is_possible(current.request.terms):
             return Outcome.MALFORMED, None
-        if not report.is_signed(current.ticket):
+        transcript = keys.transcript(report.claim, report.rest)
+        if not report.is_signed(transcript):
             return Outcome.UNSIGNED, None
-        seed = current.key.unseal(report.sealed, report.transcript(current.ticket))
+        seed = current.key.unseal(report.sealed, transcript)
         if seed is None or len(seed) != KEY or digest("seed", seed) != report.seed:
             return Outcome.UNSEALED, None
         return Outcome.VALID, seed
 
-    def _answer(self, report: SealedReport, seed: bytes, current: _Round) -> Answers:
+    def _answer(self, report: SealedReport, keys: ReportKeys, seed: bytes, current: _Round) -> Answers:
         terms, theta = current.request.terms, current.request.theta
         half = expand_half(seed, current.request.shape, terms)
-        keys = report.keys(current.ticket)
         transcript = keys.transcript(report.claim, report.rest)
         return answer(half, keys, report.claim, transcript, theta, terms, leader=False)
 

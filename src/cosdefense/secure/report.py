@@ -50,11 +50,8 @@ class SealedReport:
     def keys(self, ticket: Ticket) -> ReportKeys:
         return ReportKeys(digest("header", ticket.to_bytes(), self.node), self.words, self.seed)
 
-    def transcript(self, ticket: Ticket) -> bytes:
-        return self.keys(ticket).transcript(self.claim, self.rest)
-
-    def is_signed(self, ticket: Ticket) -> bool:
-        return verifies(self.node, self.signature, self.transcript(ticket) + digest("sealed", self.sealed))
+    def is_signed(self, transcript: bytes) -> bool:
+        return verifies(self.node, self.signature, transcript + digest("sealed", self.sealed))
 
     def to_bytes(self) -> bytes:
         return self.node + self.claim.to_bytes() + self.words + self.rest + self.seed + self.sealed + self.signature

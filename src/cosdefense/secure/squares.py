@@ -37,33 +37,19 @@ def _two_squares(n: int) -> tuple[int, int] | None:
             if a * a + b * b == n:
                 return a, b
         return None
-    if math.gcd(n, SMALL_PRIMES) != 1 or not _is_probable_prime(n):
+    if math.gcd(n, SMALL_PRIMES) != 1:
         return None
-    # Fermat's theorem by Euclid's algorithm: a root of −1, then the first remainder below the root of n.
+    # In a prime that is 1 modulo 4, the square of base^((n − 1)/4) is 1 or −1. For −1, Euclid's algorithm on n and this
+    # root of −1 gives the two numbers: its first remainder below the root of n is one of them.
     for base in PRIMES:
         unit = pow(base, (n - 1) // 4, n)
-        if unit * unit % n == n - 1:
+        square = unit * unit % n
+        if square == n - 1:
             a, b = n, unit
             while b * b > n:
                 a, b = b, a % b
             c = math.isqrt(n - b * b)
-            return (b, c) if b * b + c * c == n else None
+            return (b, c) if b * b + c * c == n else None  # a composite may pass until here
+        if square != 1:
+            return None
     return None
-
-
-def _is_probable_prime(n: int) -> bool:
-    """Miller and Rabin's test to a few bases. A composite that passes is noticed later: its squares do not add up."""
-    if pow(2, n - 1, n) != 1:
-        return False
-    twos = ((n - 1) & -(n - 1)).bit_length() - 1
-    for base in PRIMES[1:4]:
-        power = pow(base, (n - 1) >> twos, n)
-        if power in (1, n - 1):
-            continue
-        for _ in range(twos - 1):
-            power = power * power % n
-            if power == n - 1:
-                break
-        else:
-            return False
-    return True

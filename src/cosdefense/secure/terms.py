@@ -118,7 +118,7 @@ class Terms:
         """Words of a report: everything but the head."""
         return self.weights + self.buffers
 
-    @property
+    @cached_property
     def ring(self) -> Ring:
         return Ring(32 if self.norm_limit is None else 40)  # eight more bits for weights
 
