@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 Rule = Callable[[], Any]
+LARGEST_MIX = 1 << 30  # numbers: byzfl's NNM copies all neighbors of every row, n · (n − f) · d numbers
 
 
 def byzfl_module(name: str) -> Any:
@@ -43,10 +44,11 @@ def byzfl_rules(rows: Tensor, f: int, radius: float) -> dict[str, Rule]:
         "median": lambda: theirs.Median()(rows),
         "trimmed-mean": lambda: trimmed(rows),
         "centered-clipping": lambda: theirs.CenteredClipping(tau=radius)(rows),
-        "nnm": lambda: trimmed(before.NNM(f)(rows)),
-        "arc": lambda: trimmed(before.NNM(f)(before.ARC(f)(rows.clone()))),  # ARC writes into what it is given
         "bucketing": lambda: theirs.Median()(before.Bucketing(2)(rows)),
     }
+    if len(rows) * rows.numel() <= LARGEST_MIX:
+        catalog["nnm"] = lambda: trimmed(before.NNM(f)(rows))
+        catalog["arc"] = lambda: trimmed(before.NNM(f)(before.ARC(f)(rows.clone())))  # ARC writes into its input
     return catalog | {
         "Mean": lambda: theirs.Average()(rows),
         "Krum": lambda: theirs.Krum(f)(rows),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -107,12 +109,18 @@ def signguard(c: Cohort) -> Tensor:
     return clip(rows, middle)[largest & (0.1 * middle < norms) & (norms < 3 * middle)].mean(dim=0)
 
 
+def distance_table(gaps: Tensor) -> npt.NDArray[np.float64]:
+    """As scikit-learn wants it: symmetric to the last bit."""
+    table: npt.NDArray[np.float64] = ((gaps + gaps.T) / 2).clamp(min=0).fill_diagonal_(0).double().numpy()
+    return table
+
+
 def majority(gaps: Tensor) -> Tensor:
     from sklearn.cluster import HDBSCAN
 
     judge = HDBSCAN(min_cluster_size=len(gaps) // 2 + 1, min_samples=1, allow_single_cluster=True,
                     metric="precomputed", copy=True)  # fmt: skip
-    return torch.from_numpy(judge.fit_predict(gaps.clamp(min=0).fill_diagonal_(0).double().numpy())) == 0
+    return torch.from_numpy(judge.fit_predict(distance_table(gaps))) == 0
 
 
 def flame(c: Cohort) -> Tensor:
@@ -173,7 +181,7 @@ def deepsight(c: Cohort) -> Tensor:
 
     def apart(gaps: Tensor, single: bool = False) -> Tensor:
         judge = HDBSCAN(min_cluster_size=2, min_samples=2, allow_single_cluster=single, metric="precomputed", copy=True)
-        labels = torch.from_numpy(judge.fit_predict(gaps.clamp(min=0).fill_diagonal_(0).double().numpy()))
+        labels = torch.from_numpy(judge.fit_predict(distance_table(gaps)))
         return ((labels[:, None] != labels) | (labels < 0)).double().fill_diagonal_(0)
 
     n, head, bias = len(c), c.layer()[0], c.layer("head.bias")[0]

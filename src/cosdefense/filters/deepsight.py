@@ -133,7 +133,8 @@ def _probabilities(cohort: Cohort, params: Float[Tensor, " d"], samples: int, se
 
 
 def _distances(points: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
-    return torch.linalg.vector_norm(points[:, None] - points, dim=2)
+    distances: Tensor = torch.linalg.vector_norm(points[:, None] - points, dim=2)
+    return distances
 
 
 def _same_cluster(clusters: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
