@@ -22,7 +22,8 @@ SHARE = 0.2  # of attackers that rules are told to expect
 
 
 def clip(rows: Tensor, limit: Tensor | float) -> Tensor:
-    return rows * (limit / torch.linalg.vector_norm(rows, dim=1)).clamp(max=1)[:, None]
+    clipped: Tensor = rows * (limit / rows.norm(dim=1)).clamp(max=1)[:, None]
+    return clipped
 
 
 def true_median(values: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def distances(rows: Tensor, p: float = 2.0) -> Tensor:
 
 
 def cosine_matrix(rows: Tensor) -> Tensor:
-    unit = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
     return unit @ unit.T
 
 
