@@ -89,5 +89,5 @@ def draw_updates(
     if number % 7 == 0:
         rows[1, : terms.head] = rows[2, : terms.head]
     if number % 11 == 0:
-        rows[3, : terms.head] = 0
+        rows[-1, : terms.head] = 0
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -42,9 +42,7 @@ class Shape:
     @classmethod
     def of(cls, terms: Terms, *, with_cosine: bool) -> Shape:
         """Without a cosine (a global head of zeros) two statements are left out."""
-        weights, buffers = terms.sketches
-        n = 2 * with_cosine + 1 + (terms.buffers > 0)  # cosine, length, length of buffers
-        return cls(terms.head, weights, buffers, n)
+        return _shape_of(terms, with_cosine)
 
     @cached_property
     def columns(self) -> int:
@@ -94,6 +92,13 @@ class Shape:
 
     def _pad(self, values: Sequence[int]) -> list[int]:
         return [*values, *[0] * (self.columns - len(values))]
+
+
+@lru_cache(maxsize=4)  # every report of a round asks for it
+def _shape_of(terms: Terms, with_cosine: bool) -> Shape:
+    weights, buffers = terms.sketches
+    n = 2 * with_cosine + 1 + (terms.buffers > 0)  # cosine, length, length of buffers
+    return Shape(terms.head, weights, buffers, n)
 
 
 @dataclass(frozen=True, repr=False)
