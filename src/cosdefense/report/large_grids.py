@@ -15,7 +15,7 @@ from .table import NOTHING, Table
 MIN_DEFENSES, MIN_ATTACKS = 10, 6  # from here on curves of all pairs could not be read
 
 ONLY_UPDATES = "Needs nothing but the updates"
-ATTACKER_COUNT = "Is told the share of attackers"
+ATTACKER_COUNT = "Needs a guess of the share of attackers"
 DATA = "Has data at the server or of clients"
 NONE = "none"
 

@@ -167,7 +167,7 @@ addEventListener("resize", () => {
   scheduled = setTimeout(() => run.title !== undefined && showCharts(), 100);
 });
 
-// Connects again by itself after a lost connection, and then gets a snapshot. After a refusal it has to be told to.
+// Connects again by itself after a lost connection, and then gets a snapshot. After a refusal the user has to ask for it.
 function connect() {
   const source = new EventSource("events");
   source.addEventListener("snapshot", (event) => apply(JSON.parse(event.data), true));
