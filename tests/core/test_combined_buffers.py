@@ -84,10 +84,17 @@ class WithoutBuffers(ExampleTrustedData):
         return 0.1 * params
 
     def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        return super().predict(torch.cat([params, torch.ones(LAYOUT.size - len(params))]))
+        return super().predict(_with_buffers(params))
+
+    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
+        return super().predict_random(_with_buffers(params), n, seed)
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         return params.expand(len(clients), -1)
+
+
+def _with_buffers(params: Tensor) -> Tensor:
+    return torch.cat([params, torch.ones(LAYOUT.size - len(params))])
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -24,7 +24,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -74,7 +78,10 @@ class FleetNode:
                 pulled = self._call(self.client.PullMessages, PullMessagesRequest(node=self.node))
                 for tree in pulled.message_object_trees:
                     self._handle(tree, pulled.messages_list[0].metadata.run_id)
-            except httpx.HTTPError as error:  # the run is over, for instance
+            except (
+                httpx.HTTPError,
+                ObjectPushError,
+            ) as error:  # the run is over, or a repeated call began a new session
                 self.errors.append(error)
 
     def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
