@@ -22,6 +22,7 @@ from cosdefense.attacks import (
     MinMax,
     MinSum,
     OrthogonalInnerProduct,
+    Planning,
     PoisonedBuffers,
     SignFlip,
     ZeroUpdates,
@@ -46,6 +47,7 @@ def test_every_attack_keeps_the_type(name: str, dtype: torch.dtype, tmp_path: Pa
     kind = ATTACKS[name]
     options: dict[type[Attack], dict[str, Any]] = {
         Adaptive: {"trials": 9},
+        Planning: {"trials": 9},
         LearnedPolicy: {"path": save_policy(random_policy(LAYOUT), tmp_path)},
     }
     attack = kind(**options.get(kind, {}))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from flwr.app.message import arrayrecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
@@ -32,3 +33,8 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "DP, fixed": lambda: flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(**NODES), 0.5, 0.1, 8),
     "DP, adaptive": lambda: flower.DifferentialPrivacyServerSideAdaptiveClipping(flower.FedAdam(**NODES), 0.5, 8),
 }
+
+# For tests that take long with each of them: `make quick` takes one that averages and one that adapts its step.
+EVERY_STRATEGY = [
+    name if name in ("FedAvg", "FedAdam") else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES
+]

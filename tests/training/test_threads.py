@@ -182,7 +182,11 @@ def test_waiting_for_the_interpreter_is_not_counted(pieces: int, threads: int) -
     assert all(map_in_threads(task, work, pieces, CPU, min_seconds=0.004))
 
 
-@pytest.mark.parametrize("hooks", [(), (AdversarialTraining(0.1, steps=2),)], ids=["plain", "adversarial"])
+@pytest.mark.parametrize(
+    "hooks",
+    [(), pytest.param((AdversarialTraining(0.1, steps=2),), marks=pytest.mark.slow)],
+    ids=["plain", "adversarial"],
+)
 def test_clients_get_the_same_bits_round_after_round(hooks: tuple[ClientHook, ...], threads: int) -> None:
     """In threads (a new task is not measured yet), and however the same task trains from the second round on."""
     task, trainer = make_task(), LocalSGD(0.1, momentum=0.5, weight_decay=0.01, hooks=hooks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from ..core.experiment_folder import import_module
@@ -34,9 +35,14 @@ def import_part(path: str, needed: type[T], kind: str) -> Callable[..., T]:
 
 def refuse_reserved_options(part: Callable[..., Any], what: str, reserved: tuple[str, ...] = ("name",)) -> None:
     """Refuse options whose names mean something else in a table: which part it is, and what it is called in reports."""
-    for name in inspect.signature(part).parameters:
+    for name in _list_options(part):
         if name in reserved:
             raise ConfigError(f"{what} has an option {name!r}, which a table cannot hold: rename it")
+
+
+@cache  # a grid describes its parts thousands of times
+def _list_options(part: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(part).parameters)
 
 
 def _gives(part: object, needed: type) -> bool:

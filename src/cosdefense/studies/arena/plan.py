@@ -137,10 +137,10 @@ def _select_able(entries: Sequence[Entry[T]], adapt: Callable[[T], T]) -> tuple[
 
 def _cells(grid: Experiment, attacks: Collection[str], defenses: Collection[str]) -> Iterator[Experiment]:
     """What is wanted of the grid; the plain mean without an attack always, since all others are measured by it."""
+    plain = get("fedavg")
     for cell in grid.cells():
         (attack,), (defense,) = cell.attacks, cell.defenses
-        plain = replace(get("fedavg"), buffers=defense.part.buffers)
-        is_reference = attack.part == Attack() and defense.part == plain
+        is_reference = attack.part == Attack() and defense.part == replace(plain, buffers=defense.part.buffers)
         if is_reference or (attack.label in attacks and defense.label in defenses):
             yield cell
 
