@@ -106,6 +106,7 @@ def test_a_reply_that_never_comes_is_late() -> None:
     assert get_reasons(defended) == ["late", "late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_threads", [1, 16])
 @pytest.mark.parametrize("n_hanging", [1, 6])
 def test_a_hanging_pull_does_not_delay_the_others(n_hanging: int, n_threads: int) -> None:
@@ -295,6 +296,7 @@ class Killed(LocalGrid):
             HANG.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("request_kind", "n"), [("nodes", 4), ("push", 2), ("pull", 11)])  # in the second round
 @pytest.mark.parametrize("deadline", [0.1, 60.0])  # the round ends before the server has noticed, or not
 def test_a_server_without_a_superlink_stops_and_writes_nothing(

@@ -61,6 +61,7 @@ def test_every_defense_meets_every_attack_once_per_seed() -> None:
     assert len(planned) == len(cells)
 
 
+@pytest.mark.slow
 def test_every_run_has_its_own_folder() -> None:
     planned = experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1, defenses=["none", "Krum", "Factions"])
     assert len({experiment.folder(Path()) for experiment in planned}) == len(planned)
@@ -127,6 +128,7 @@ def test_parts_that_take_a_guess_get_the_true_share(share: float) -> None:
 NEIGHBORS = ("NNM", "ARC", "DnC")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "absent"),
     [
@@ -250,6 +252,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated_and_drawn_where_that_is_possible(folder: Path) -> None:
     records = {path: path.read_bytes() for path in folder.rglob("records.jsonl")}
     assert len(records) == 4
