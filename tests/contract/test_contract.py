@@ -77,7 +77,12 @@ from cosdefense.filters import (
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
 from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER
 
-LONG = ("alignins", "deepsight", "freqfed", "lasa")  # their checks take more than a second
+# Their checks take more than two thirds of a second.
+LONG = (
+    "alignins", "bygars", "deepsight", "diversefl", "fedrola", "flame", "freqfed", "lasa", "multi-metrics", "sageflow",
+    "signguard",
+)  # fmt: skip
+LONG_AGGREGATORS = ("geometric-median", "rfa")
 
 
 def slow(*parts: object) -> list[Any]:
@@ -118,8 +123,9 @@ FILTER_CASES = [
     ),
 ]
 AGGREGATOR_CASES = [
-    *(kind() for kind in AGGREGATORS.values()),
+    *(kind() for name, kind in AGGREGATORS.items() if name not in LONG_AGGREGATORS),
     *slow(
+        *(AGGREGATORS[name]() for name in LONG_AGGREGATORS),
         TrimmedMean(0.1),
         TrimmedMean(0.0),
         NoisyMean(1.0, True),

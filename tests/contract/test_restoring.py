@@ -150,6 +150,7 @@ def test_a_skipped_round_is_not_restoring() -> None:
     assert (worst.progress, worst.skipped) == (0.0, "every client was rejected")
 
 
+@pytest.mark.slow
 def test_near_duplicates_by_a_remembered_cosine_are_locked_in() -> None:
     """Honest clients that used to differ and now agree lose their votes to a few that hide under noise."""
     defense = Defense((NormLimit(), NearDuplicates(), OpposedClusters()), NormLimitedMean())

@@ -251,6 +251,7 @@ def test_messages_are_pushed_together() -> None:
     assert sizes == [8, 8]  # to train, to evaluate
 
 
+@pytest.mark.slow
 def test_a_push_may_take_longer_than_the_superlink_may_be_silent() -> None:
     class Slow(LocalGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -175,6 +175,7 @@ def test_text_is_made_printable() -> None:
     assert printable("é" * 300) == "é" * 199 + "…"
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_round_was_skipped_fails(tmp_path: Path) -> None:
     """After the folder is complete: more rounds can be asked for."""
 

@@ -95,6 +95,7 @@ def test_the_number_of_labels_is_bounded() -> None:
     assert registry.get_sample_value("cosdefense_node_accepted_total", {"node": "1", "name": ""}) == 50
 
 
+@pytest.mark.slow
 def test_the_address_is_free_again_after_the_run() -> None:
     first = PrometheusMetrics(port=0)
     with pytest.raises(OSError, match="in use"):

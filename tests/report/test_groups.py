@@ -56,6 +56,7 @@ def test_a_label_that_means_two_things_is_two_groups() -> None:
     assert settings([run, other]) == [("", 1), ("defense.layer = head", 1)]
 
 
+@pytest.mark.slow
 def test_tables_figures_and_words_name_the_setting() -> None:
     runs = [
         make(name, attack, "CosDefense", 0) for name in ("paper-mnist", "paper-skew-0.1") for attack in ("none", "x")

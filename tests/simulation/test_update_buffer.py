@@ -20,6 +20,7 @@ def mapped(folder: Path) -> bool:
     return str(folder) in MAPS.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MAPS.exists(), reason="needs /proc/self/maps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_in_a_file_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:

@@ -103,6 +103,7 @@ def test_names_say_dataset_and_share() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_order_of_the_arguments_does_not_matter() -> None:
     one = experiments("mnist", "digits", attackers=(0.3, 0.1), **FEW)
     assert one == experiments("digits", "mnist", "digits", attackers=(0.1, 0.3), **FEW)
@@ -166,6 +167,7 @@ def test_a_choice_by_label_or_name_always_includes_the_reference() -> None:
     assert pairs(defenses=["Bulyan"], attacks=["noise"]) == [("none", "none")]
 
 
+@pytest.mark.slow
 def test_rounds_and_settings_can_be_changed() -> None:
     for rounds, every in ((300, 5), (30, 1), (1000, 16), (4, 1)):
         for experiment in experiments(rounds=rounds, **FEW):

@@ -46,6 +46,7 @@ pair = st.tuples(st.integers(1, 7), st.integers(1, 7))
 few = st.integers(1, 3)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(few, few, few, pair, pair, st.tuples(few, few), st.tuples(st.integers(0, 3), st.integers(0, 3)), st.booleans())
 def test_interpolation_is_the_definition(

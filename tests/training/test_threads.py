@@ -254,6 +254,7 @@ def test_random_numbers_are_those_of_work_in_order(min_seconds: float, threads: 
     assert map_in_threads(task, short_work, 12, CPU, min_seconds) == [*map(float, range(11)), expected]
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_the_same_on_any_number_of_threads(threads: int) -> None:
     task, rng = make_task(), torch.Generator().manual_seed(2)
     n = 7 * CHUNK + 3
