@@ -23,7 +23,7 @@ test: .venv/.developing
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15
 
 quick: .venv/.developing
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not federation"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not federation"
 
 # Apart from the others, because tracing lines takes half as long again as running them.
 coverage: .venv/.developing
