@@ -1,7 +1,6 @@
-"""The service that lets processes share a GPU. NVIDIA's program is replaced by one that writes down what it is told."""
+"""The service that lets processes share a GPU. NVIDIA's program is replaced by one that records its commands."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +9,12 @@ import torch
 
 from cosdefense.runs.gpu_sharing import CONTROL, LOGS, SOCKETS, SYSTEM_SOCKETS, environment, shared_gpu
 
-PROGRAM = """#!{python}
-import os, pathlib, sys
-told = " ".join(sys.argv[1:]) or sys.stdin.read().strip()
-with open("{log}", "a") as log:
-    print(told, pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).is_dir(), file=log)
-if told == "get_server_list":
-    print("{servers}")
+PROGRAM = """#!/bin/sh
+command="$*"
+[ -n "$command" ] || command=$(cat)
+[ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && found=True || found=False
+echo "$command $found" >> "{log}"
+if [ "$command" = get_server_list ]; then echo "{servers}"; fi
 """
 
 
@@ -34,7 +32,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     def write(servers: str) -> Path:
         log = tmp_path / "log"
         program = tmp_path / CONTROL
-        program.write_text(PROGRAM.format(python=sys.executable, log=log, servers=servers))
+        program.write_text(PROGRAM.format(log=log, servers=servers))
         program.chmod(0o755)
         return log
 
