@@ -177,8 +177,8 @@ ATTACK_CASES = [
         TrimmedMeanPoisoning(of="models"),
         Mimic("partial", warm_up=1),
         # Twenty trials: every direction in every camouflage.
-        Adaptive(PRESETS["cosdefense"](), trials=20),
-        Adaptive(PRESETS["multi-krum"](), "partial", trials=7),
+        Adaptive(PRESETS["cosdefense"](), trials=9),
+        Adaptive(PRESETS["multi-krum"](), "partial", trials=4),
         Adaptive(PRESETS["bygars++"](), trials=3),
         Planning(PRESETS["bygars++"](), trials=6, horizon=2),
         Planning(PRESETS["median"](), trials=3),
