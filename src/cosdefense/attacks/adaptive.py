@@ -19,6 +19,7 @@ from torch import Tensor
 from ..aggregators import Mean
 from ..core import Cohort, Defense, State, generator
 from ._candidates import CANDIDATE_GRID, HONEST_CANDIDATE, Candidate, CandidateBuilder
+from ._defense_search import DefenseSearch
 from ._knowledge import Knowledge, check_choice, known_rows
 from ._local_search import get_damage, refine
 from ._trial_round import CachedTrustedData, TrialResult, TrialRound, sort_by_client
@@ -28,7 +29,7 @@ N_STARTS = 3  # the directions of the grid around which the search continues
 
 
 @dataclass(frozen=True)
-class Adaptive(Attack):
+class Adaptive(DefenseSearch):
     """All malicious clients send base_weight · base + magnitude · direction, the most damaging of all candidates tried.
 
     Damage is how much the combined update of the defense falls short of the honest mean, along that mean and relative
@@ -52,7 +53,6 @@ class Adaptive(Attack):
             reverses its progress. None: all trials are used.
     """
 
-    defense: Defense | None = None
     knowledge: Knowledge = "full"
     trials: int = 150
     stop_at_damage: float | None = None
@@ -64,14 +64,8 @@ class Adaptive(Attack):
         if self.stop_at_damage is not None and not self.stop_at_damage > 0:
             raise ValueError(f"Adaptive.stop_at_damage must be positive, got {self.stop_at_damage}")
 
-    def init(self) -> State:
-        return None if self.defense is None else self.defense.init()
-
     def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
-        """Search against the server's defense, unless the attack was given a different one."""
-        if self.defense not in (None, defense):
-            return self, state
-        return replace(self, defense=defense), memory if self.knowledge == "full" else state
+        return super().with_defense(defense, memory if self.knowledge == "full" else state, state)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):

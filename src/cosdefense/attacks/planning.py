@@ -16,11 +16,11 @@ from torch import Tensor
 from ..aggregators import Mean
 from ..core import Cohort, Defense, State
 from ._candidates import CANDIDATE_GRID
+from ._defense_search import DefenseSearch
 from ._forgeries import STANDARD_FORGERIES, Forgery
 from ._local_search import get_damage, refine
 from ._schedules import ImaginedRounds, ScheduleTrial
 from ._trial_round import CachedTrustedData, sort_by_client
-from .attack import Attack
 
 N_STARTS = 3  # the forgeries around which the greedy search continues
 N_STRIKES = 2  # the forgeries of the greedy search with which schedules end
@@ -37,7 +37,7 @@ FORGERIES = (*STANDARD_FORGERIES.values(), *map(Forgery, CANDIDATE_GRID))
 
 
 @dataclass(frozen=True)
-class Planning(Attack):
+class Planning(DefenseSearch):
     """All malicious clients send the first forgery of the most damaging schedule over `horizon` rounds.
 
     The attack knows the honest updates of the round, the defense and, in the simulator, its memory. It runs the defense
@@ -57,7 +57,6 @@ class Planning(Attack):
         curvature: By what share of a displacement honest updates change in the next round. 0: they do not change.
     """
 
-    defense: Defense | None = None
     trials: int = 150
     horizon: int = 4
     curvature: float = 0.0
@@ -66,15 +65,6 @@ class Planning(Attack):
         for name, least in (("trials", 2), ("horizon", 1), ("curvature", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"Planning.{name} must be at least {least} and finite, got {getattr(self, name)}")
-
-    def init(self) -> State:
-        return None if self.defense is None else self.defense.init()
-
-    def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
-        """Search against the server's defense, unless the attack was given a different one."""
-        if self.defense not in (None, defense):
-            return self, state
-        return replace(self, defense=defense), memory
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):

@@ -19,15 +19,15 @@ from torch import Tensor
 from ..aggregators import Mean
 from ..core import Cohort, Defense, State
 from ..ops import row_norms
+from ._defense_search import DefenseSearch
 from ._knowledge import check_choice
 from ._perturbation import Direction, PerturbedMean
-from .attack import Attack
 
 START = 4.0  # of the search, in largest distances between known updates
 
 
 @dataclass(frozen=True)
-class Tailored(Attack):
+class Tailored(DefenseSearch):
     """All malicious clients send μ + γ · p, with the largest γ of a search for which the defense lets them through.
 
     μ is the mean of the honest updates. If the defense has filters, it lets them through if it rejects none of them.
@@ -43,7 +43,6 @@ class Tailored(Attack):
 
     needs_local_training: ClassVar[bool] = False
 
-    defense: Defense | None = None
     direction: Direction = "unit"
     trials: int = 20
 
@@ -51,15 +50,6 @@ class Tailored(Attack):
         check_choice("direction", self.direction, Direction)
         if self.trials < 1:
             raise ValueError(f"Tailored.trials must be at least 1, got {self.trials}")
-
-    def init(self) -> State:
-        return None if self.defense is None else self.defense.init()
-
-    def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
-        """Search against the server's defense, unless the attack was given a different one."""
-        if self.defense not in (None, defense):
-            return self, state
-        return replace(self, defense=defense), memory
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
         if not bool(malicious.any()):
