@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -142,6 +143,22 @@ def test_statistics_do_not_depend_on_the_order(values: list[float], random: st.D
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for statistic in (ops.mean_of, ops.std_of, ops.median_of):
         assert torch.equal(statistic(torch.tensor(values)), statistic(torch.tensor(shuffled)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 100])
+def test_median_of_leaves_its_argument_alone(n: int) -> None:
+    scores = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    before = scores.tolist()
+    assert float(ops.median_of(scores)) == pytest.approx(statistics.median(before), rel=1e-15)
+    assert scores.tolist() == before
+
+
+@pytest.mark.parametrize("n", [9, 65, 100])
+def test_z_scores_belong_to_their_clients(n: int) -> None:
+    scores = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).tolist()
+    center, deviation = statistics.median(scores), statistics.pstdev(scores)
+    expected = [abs(score - center) / deviation for score in scores]
+    assert ops.z_scores(torch.tensor(scores, dtype=torch.float64)).tolist() == pytest.approx(expected)
 
 
 def test_fraction_of() -> None:

@@ -133,6 +133,6 @@ def _sort_by_network(block: Any, exchanges: Sequence[tuple[int, int]]) -> list[R
 
 
 def _sort_columns(block: Any) -> list[Row]:
-    columns = np.ascontiguousarray(block.T)
+    columns = np.array(block.T, order="C")  # always a copy: a single column is contiguous as it is
     columns.sort(axis=1)  # along memory, where numpy sorts with vector instructions
     return list(columns.T)

@@ -15,7 +15,7 @@ from ..aggregators import Mean
 from ..attacks import Attack
 from ..catalog.registry import build_attack, build_defense, describe
 from ..core import Aggregator, Cohort, Defense, Filter, Part, State, TooFewClients, pack, unpack
-from .examples import LAYOUT, cohorts, masks
+from .examples import LAYOUT, cohorts, large_cohort, masks
 from .selected_layers import check_selected_layers
 
 __all__ = ["LAYOUT", "check_aggregator", "check_attack", "check_defense", "check_filter"]
@@ -34,7 +34,7 @@ def check_filter(part: Filter, *, device: str = "cpu", may_reject_identical: boo
     """
     _check_dataclass(part)
     _check_description(Defense((part,), Mean()), build_defense)
-    for cohort in cohorts(device, half_precision=True):
+    for cohort in (*cohorts(device, half_precision=True), large_cohort(device)):
         _check_part(part, cohort, _judge)
     _check_identical_clients(part, device, may_reject_identical)
     check_selected_layers(part, device=device)
@@ -54,7 +54,7 @@ def check_aggregator(
     """
     _check_dataclass(part)
     _check_description(Defense((), part), build_defense)
-    for cohort in cohorts(device, half_precision=True):
+    for cohort in (*cohorts(device, half_precision=True), large_cohort(device)):
         _check_part(part, cohort, _combine)
         same = replace(cohort, updates=cohort.updates[:1].expand_as(cohort.updates).clone())
         answer = _outcome(part, same, part.init(), _combine)

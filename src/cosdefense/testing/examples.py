@@ -14,6 +14,7 @@ from ..core import Cohort, Layout, TrustedData
 DTYPES = (torch.float32, torch.float64)
 SCALES = (1e-8, 1.0, 1e8)
 SIZES = (1, 2, 3, 5, 10, 11, 23)
+LARGE = 70
 HALF_DTYPES, HALF_SIZES = (torch.bfloat16, torch.float16), (1, 3, 11)
 
 # A small network with BatchNorm: weights, buffers, and a head.
@@ -67,22 +68,30 @@ def cohorts(device: str, *, half_precision: bool = False) -> Iterator[Cohort]:
     if half_precision:
         cases += [(n, dtype, 1.0) for n in HALF_SIZES for dtype in HALF_DTYPES]
     for number, (n, dtype, scale) in enumerate(cases):
-        rng = torch.Generator().manual_seed(number)
-        updates = scale * torch.randn(n, LAYOUT.size, generator=rng, dtype=dtype)
-        params = torch.randn(LAYOUT.size, generator=rng, dtype=dtype)
-        for where in LAYOUT.variances:  # a variance is positive, and so is one that an honest client reports
-            params[where] = params[where].abs() + 1
-            updates[:, where] = updates[:, where].abs()
-        clients = torch.randperm(1000, generator=rng)[:n]
-        cohort = Cohort.of(
-            updates.to(device), params.to(device), LAYOUT, clients, seed=number, trusted_data=ExampleTrustedData(scale)
-        )
+        cohort = _draw_cohort(number, n, dtype, scale, device)
         yield cohort
         if scale == 1.0 and n >= 10:  # the same cohort with one client that sends huge numbers
             huge = min(1e30, torch.finfo(dtype).max)
             yield replace(
                 cohort, updates=torch.where(cohort.clients[:, None] == cohort.clients[4], huge, cohort.updates)
             )
+
+
+def large_cohort(device: str) -> Cohort:
+    """A round of so many clients that coordinate-wise rules sort columns instead of comparing whole rows."""
+    return _draw_cohort(0, LARGE, torch.float32, 1.0, device)
+
+
+def _draw_cohort(seed: int, n: int, dtype: torch.dtype, scale: float, device: str) -> Cohort:
+    rng = torch.Generator().manual_seed(seed)
+    updates = scale * torch.randn(n, LAYOUT.size, generator=rng, dtype=dtype)
+    params = torch.randn(LAYOUT.size, generator=rng, dtype=dtype)
+    for where in LAYOUT.variances:  # a variance is positive, and so is one that an honest client reports
+        params[where] = params[where].abs() + 1
+        updates[:, where] = updates[:, where].abs()
+    clients = torch.randperm(1000, generator=rng)[:n]
+    trusted = ExampleTrustedData(scale)
+    return Cohort.of(updates.to(device), params.to(device), LAYOUT, clients, seed=seed, trusted_data=trusted)
 
 
 def masks(n: int, device: str) -> Iterator[Bool[Tensor, " n"]]:
