@@ -51,17 +51,17 @@ format: .venv/.developing
 	$(PYTHON) -m venv .venv || (rm -rf .venv; false)
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) -e ".[all]"
+	$(PIP) -e ".[report]"
 	touch $@
 
 # byzfl judges some tests; it is installed alone, because its dependencies are larger than everything else together.
 .venv/.developing: .venv/.installed
-	$(PIP) -e ".[all,dev]"
+	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps byzfl
 	touch $@
 
 .venv/.measuring: .venv/.installed
-	$(PIP) -e ".[all,bench]"
+	$(PIP) -e ".[report,bench]"
 	$(PIP) --no-deps byzfl
 	touch $@
 

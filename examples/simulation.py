@@ -1,22 +1,22 @@
 """Simulate a federation with a model and data of your own: python examples/simulation.py
 
 Ten percent of the clients send the reversed mean of the honest updates. The Factions defense rejects them.
-Needs scikit-learn, whose handwritten digits stand for your data: pip install "cosdefense[data]"
+The handwritten digits that are installed with cosdefense stand for your data.
 """
 
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from cosdefense import LocalSGD, Task, World, presets, simulate
 from cosdefense.attacks import InnerProduct
+from cosdefense.data import load
 
 # Your data: images in [0, 1] and their labels, on the device where training happens.
-digits = load_digits()
-images, labels = torch.tensor(digits.images).float()[:, None] / 16, torch.tensor(digits.target)
-train_images, train_labels, test_images, test_labels = images[:1500], labels[:1500], images[1500:], labels[1500:]
+digits = load("digits")
+train_images, train_labels = digits.train_images.float() / 255, digits.train_labels
+test_images, test_labels = digits.test_images.float() / 255, digits.test_labels
 
 # Your model: any module that maps images to logits.
 torch.manual_seed(0)

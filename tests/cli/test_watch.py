@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from commands import called
+from cosdefense.catalog.extras import install_hint
 from cosdefense.runs.records import RoundRecord
 from cosdefense.runs.run_folder import RunFolder
 
@@ -62,8 +63,8 @@ def test_control_characters_of_others_are_never_printed(folder: RunFolder) -> No
 
 
 def test_a_server_that_sends_something_else_is_refused(folder: RunFolder) -> None:
-    pytest.importorskip("starlette", reason="needs cosdefense[watch]")
-    pytest.importorskip("uvicorn", reason="needs cosdefense[watch]")
+    pytest.importorskip("starlette", reason='needs the extra "watch"')
+    pytest.importorskip("uvicorn", reason='needs the extra "watch"')
     from serving import serving
 
     with serving(folder.path) as port:
@@ -115,4 +116,4 @@ def test_missing_libraries_are_named(
     monkeypatch.setitem(sys.modules, module, None)
     shown = called("watch", ".", option, "--address", "127.0.0.1:0", cwd=tmp_path)
     assert shown.returncode == 1
-    assert f"{module} was not found: pip install 'cosdefense[{extra}]'" in shown.stderr
+    assert f"{module} was not found: {install_hint(extra)}" in shown.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefense[flower]'")
+pytest.importorskip("flwr", reason='flwr, the extra "flower", is not installed here')
 
 import httpx
 from apis import fetch_routes, get_paths, register, request

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefense[flower]'")
+pytest.importorskip("flwr", reason='flwr, the extra "flower", is not installed here')
 
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.install import install_from_fab

@@ -7,7 +7,7 @@ from urllib.request import urlopen
 import pytest
 from rounds import make_round
 
-pytest.importorskip("prometheus_client", reason="needs cosdefense[metrics]")
+pytest.importorskip("prometheus_client", reason='needs the extra "metrics"')
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rounds import all_accepted, make_round
 
-pytest.importorskip("starlette", reason="needs cosdefense[watch]")
-pytest.importorskip("uvicorn", reason="needs cosdefense[watch]")
-pytest.importorskip("prometheus_client", reason="needs cosdefense[metrics]")
+pytest.importorskip("starlette", reason='needs the extra "watch"')
+pytest.importorskip("uvicorn", reason='needs the extra "watch"')
+pytest.importorskip("prometheus_client", reason='needs the extra "metrics"')
 
 from cosdefense.monitor.access import Address, is_authorized
 from cosdefense.monitor.remote import RemoteRun, WatchServerError

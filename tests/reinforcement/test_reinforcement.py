@@ -24,9 +24,10 @@ from cosdefense import get
 from cosdefense.attacks import LearnedPolicy
 from cosdefense.attacks.learned_policy import ReversedOwnMean
 from cosdefense.attacks.policy_network import ActionRanges, Policy
+from cosdefense.catalog.extras import MissingExtra
 from cosdefense.data import load
 from cosdefense.data.partition import LabelSkew
-from cosdefense.reinforcement import MissingRLExtra, TrainingInterrupted, TrainingOptions, train_policy
+from cosdefense.reinforcement import TrainingInterrupted, TrainingOptions, train_policy
 from cosdefense.runs.experiment import Experiment
 from cosdefense.runs.experiment_file import from_table
 from cosdefense.simulation.loop import simulate
@@ -291,7 +292,7 @@ def test_interrupted(tmp_path: Path, stop: int, written: bool) -> None:
 def test_the_extra_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cosdefense.reinforcement.training")
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with pytest.raises(MissingRLExtra, match=r"stable_baselines3 was not found: pip install 'cosdefense\[rl\]'"):
+    with pytest.raises(MissingExtra, match=r"stable_baselines3 was not found: .*'\.\[rl\]'"):
         train_policy(cell(), load("digits"), CPU, tmp_path / "policy", SHORT)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("altair", reason="needs cosdefense[report]")
-pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
+pytest.importorskip("altair", reason='needs the extra "report"')
+pytest.importorskip("vl_convert", reason='needs the extra "report"')
 
 from cosdefense.report import Report, write_report
 from cosdefense.studies.paper.figures import draw_paper_figures

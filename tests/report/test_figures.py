@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("altair", reason="needs cosdefense[report]")
-pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
+pytest.importorskip("altair", reason='needs the extra "report"')
+pytest.importorskip("vl_convert", reason='needs the extra "report"')
 
 from cosdefense.report.chart_data import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_POINTS
 from cosdefense.report.figure import Figure, Panel

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("altair", reason="needs cosdefense[report]")
-pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
+pytest.importorskip("altair", reason='needs the extra "report"')
+pytest.importorskip("vl_convert", reason='needs the extra "report"')
 
 from cosdefense.report.figures import draw_figures
 from cosdefense.report.groups import group_runs

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from commands import environment
+from cosdefense.catalog.extras import MissingExtra, install_hint
 from cosdefense.catalog.options import ConfigError
 from cosdefense.runs.checkpoint import read_checkpoint
-from cosdefense.runs.execution import Execution, MissingRayExtra
+from cosdefense.runs.execution import Execution
 from cosdefense.runs.records import complete_lines, read_run
 from worlds import TINY
 
@@ -334,7 +335,7 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
         cwd=written(tmp_path), env=ray_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: --ray needs Ray, which was not found: pip install 'cosdefense[ray]'"
+    assert done.stderr.strip() == f"error: --ray needs Ray, which was not found: {install_hint('ray')}"
     assert not (tmp_path / "runs").exists()
 
 
@@ -355,5 +356,5 @@ def test_a_cluster_takes_only_some_options(options: dict[str, Any], complaint: s
 
 def test_without_ray_the_execution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingRayExtra, match=r"cosdefense\[ray\]"):
+    with pytest.raises(MissingExtra, match=r"\.\[ray\]"):
         Execution(ray="local")

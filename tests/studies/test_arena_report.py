@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("altair", reason="needs cosdefense[report]")
-pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
+pytest.importorskip("altair", reason='needs the extra "report"')
+pytest.importorskip("vl_convert", reason='needs the extra "report"')
 
 from test_paper_report import Tables, read
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("altair", reason="needs cosdefense[report]")
-pytest.importorskip("vl_convert", reason="needs cosdefense[report]")
+pytest.importorskip("altair", reason='needs the extra "report"')
+pytest.importorskip("vl_convert", reason='needs the extra "report"')
 
 from cosdefense.report import Report
 from cosdefense.report.figure import Figure

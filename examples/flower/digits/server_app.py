@@ -54,7 +54,7 @@ def build_defense(name: str, contamination: float) -> Defense | Filter:
 def build_observers(metrics_port: int) -> list[RoundObserver]:
     if not metrics_port:
         return [Alarms()]
-    from cosdefense.monitor import PrometheusMetrics  # needs cosdefense[metrics]
+    from cosdefense.monitor import PrometheusMetrics  # needs the extra "metrics"
 
     return [Alarms(), PrometheusMetrics(port=metrics_port)]
 

@@ -1,14 +1,13 @@
-"""The task: scikit-learn's handwritten digits, a small network, plain SGD."""
+"""The task: handwritten digits, a small network, plain SGD."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from cosdefense.data.known_datasets import DIGITS_FILE
 
 N_CLASSES = 10
 MOMENTUM = 0.9
@@ -25,11 +24,8 @@ def build_network() -> nn.Module:
 
 
 def _load_digits() -> Data:
-    """As `sklearn.datasets.load_digits`, without importing scikit-learn, which takes a second for every message."""
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("this example needs scikit-learn: pip install 'cosdefense[data]'", name="sklearn")
-    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    """The images that are installed with cosdefense, in the order of the file."""
+    table = np.loadtxt(DIGITS_FILE, delimiter=",")
     images = torch.tensor(table[:, :-1] / 16, dtype=torch.float32).view(-1, 1, 8, 8)
     return images, torch.tensor(table[:, -1], dtype=torch.int64)
 

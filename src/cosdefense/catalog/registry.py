@@ -15,6 +15,7 @@ from ..attacks import Attack
 from ..core import Aggregator, BufferRule, ClientHook, Defense, Filter
 from ..core.experiment_folder import written_name
 from . import presets
+from .extras import install_hint
 from .imports import import_part, refuse_reserved_options
 from .options import ConfigError, call, check_options, coerce, unknown_name_error
 
@@ -198,7 +199,7 @@ def _build_secure(defense: Defense, given: object) -> Defense:
     try:
         from ..secure import Secure
     except ModuleNotFoundError as error:
-        raise ConfigError("secure needs cryptography: pip install 'cosdefense[secure]'") from error
+        raise ConfigError(f"secure needs cryptography: {install_hint('secure')}") from error
     if given is True or given == "plain":
         given = {"encrypted": given is True}
     if not isinstance(given, Mapping):

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
+from ..catalog.extras import MissingExtra
 from ..catalog.options import ConfigError
-from ..runs.execution import MissingRayExtra
 from . import arena, console, demo, repair, report, reproduce, run, train_attack, verify, watch
 from . import list as list_command
 from .data import data_app
@@ -55,7 +55,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         console.fail(str(error), 2)
-    except (MissingRayExtra, OSError) as error:
+    except (MissingExtra, OSError) as error:
         console.fail(str(error), 1)
     except Exception as error:
         if not isinstance(error, _expected()):
@@ -66,10 +66,7 @@ def main() -> None:
 def _expected() -> tuple[type[Exception], ...]:
     """What may go wrong although nobody made a mistake."""
     from ..data import DataError
-    from ..monitor.extras import MissingMonitorExtra
     from ..monitor.remote import WatchServerError
-    from ..reinforcement import MissingRLExtra
-    from ..report import MissingReportExtra
     from ..runs.checkpoint import DamagedCheckpoint
     from ..runs.ray.driver import RayUnavailable, RunsFailed
     from ..runs.records import DamagedRecords, NotARun
@@ -77,7 +74,7 @@ def _expected() -> tuple[type[Exception], ...]:
 
     return (
         DataError, NotARun, DamagedCheckpoint, DamagedRecords, RunInUse, RunsFailed, RayUnavailable,
-        MissingReportExtra, MissingRLExtra, MissingMonitorExtra, WatchServerError,
+        WatchServerError,
     )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ..catalog.extras import MissingExtra
 from ..runs.execution import Execution
-from . import results
+from . import console, results
 from .execute import execute_experiment
 from .options import Device, Json, Out
 
@@ -32,4 +33,10 @@ def demo(
         experiment = load(path, () if seed is None else (f"seeds=[{seed}]",))
     torch.set_num_threads(1)  # the model is tiny, and one thread gives the same bits on any number of cores
     runs = execute_experiment(experiment, out, Execution(device))
-    results.show_runs(runs, as_json, write_report(runs, out / experiment.name, experiment.name))
+    try:
+        written = write_report(runs, out / experiment.name, experiment.name)
+    except MissingExtra as missing:  # the demo works without any extra
+        results.show_runs(runs, as_json)
+        console.note(f"nothing was drawn, because {missing}")
+    else:
+        results.show_runs(runs, as_json, written)

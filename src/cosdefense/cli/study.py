@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..catalog.extras import MissingExtra
 from ..catalog.options import ConfigError
 from . import console, results
 from .execute import execute
@@ -34,7 +35,6 @@ def run_study(
     study: Study, folder: Path, execution: Execution, *, draw: bool, publish: Path | None, as_json: bool
 ) -> None:
     """Finish every run unless only a report is wanted, and write it: into the folder, or to where it is published."""
-    from ..report import MissingReportExtra
     from ..runs.observer import Job
     from ..runs.packed_records import PACK, compact, write_pack
     from ..studies.study import read_planned_runs, run_label
@@ -50,7 +50,7 @@ def run_study(
             write_pack(publish / PACK, runs)
     try:
         written = study.write(runs, publish or folder, study.title)
-    except MissingReportExtra as missing:  # the tables need no library
+    except MissingExtra as missing:  # the tables need no library
         results.show_study(publish or folder, None, as_json)
         console.note(f"nothing was drawn, because {missing}")
         return

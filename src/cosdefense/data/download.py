@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..catalog.extras import install_hint
 from .parsers import DataError, Progress
 
 CHUNK = 1 << 18  # bytes between two reports of progress
@@ -34,7 +35,7 @@ def download(
     try:
         from pooch import HTTPDownloader
     except ImportError as error:
-        raise DataError("needed pooch, which is not installed: pip install 'cosdefense[data]'") from error
+        raise DataError(f"needed pooch, which is not installed: {install_hint('data')}") from error
     existing = next(folder for folder in target.absolute().parents if folder.exists())  # on the disk of the target
     reasons = []
     for url in urls:

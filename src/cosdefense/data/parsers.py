@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from ..catalog.extras import install_hint
+
 Split = tuple[UInt8[np.ndarray, "_ _ _ _"], Int64[np.ndarray, " _"]]  # images [m, c, h, w] and their labels
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, out of how much (0: unknown)
 
@@ -81,7 +83,7 @@ def parse_jpeg(data: bytes, where: str, size: tuple[int, int]) -> UInt8[np.ndarr
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(f"{where}: needed Pillow, which is not installed: pip install 'cosdefense[data]'") from error
+        raise DataError(f"{where}: needed Pillow, which is not installed: {install_hint('data')}") from error
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
             found = f"{image.mode} of {image.width} × {image.height}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from ..catalog.extras import MissingExtra, install_hint
+
 if find_spec("flwr") is None:
-    raise ModuleNotFoundError("cosdefense.flower needs flwr: pip install 'cosdefense[flower]'", name="flwr")
+    raise MissingExtra(f"cosdefense.flower needs flwr: {install_hint('flower')}", name="flwr")
 
 from .defended import Defended
 from .federation import AllRoundsSkipped

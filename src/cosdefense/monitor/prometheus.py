@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..catalog.extras import extra_libraries
 from ..runs.observer import RoundObserver
 from ..runs.records import RoundRecord
 from .alarms import Monitor
-from .extras import missing_extra
 
-with missing_extra("metrics", "prometheus_client"):
+with extra_libraries("metrics", "serving metrics", "prometheus_client"):
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from .extras import missing_extra
+from ..catalog.extras import extra_libraries
 
-with missing_extra("watch", "starlette", "uvicorn", "anyio"):
+with extra_libraries("watch", "the live page", "starlette", "uvicorn", "anyio"):
     import anyio
     import uvicorn
     from starlette.applications import Starlette
@@ -86,7 +86,7 @@ def _serve_file(name: str, media_type: str) -> Callable[[Request], Response]:
 
 
 def _serve_metrics(broadcast: Broadcast) -> Callable[[Request], object]:
-    with missing_extra("metrics", "prometheus_client"):
+    with extra_libraries("metrics", "serving metrics", "prometheus_client"):
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
     from .prometheus import RunCollector

@@ -9,16 +9,13 @@ from pathlib import Path
 import torch
 
 from ..attacks.policy_network import ActionRanges
+from ..catalog.extras import extra_libraries
 from ..data.datasets import Dataset
 from ..runs.experiment import Experiment
 
-__all__ = ["MissingRLExtra", "TrainingInterrupted", "TrainingOptions", "TrainingResult", "train_policy"]
+__all__ = ["TrainingInterrupted", "TrainingOptions", "TrainingResult", "train_policy"]
 
 Progress = Callable[[int, float | None], None]  # the number of decisions, the mean loss of the last episode
-
-
-class MissingRLExtra(ImportError):
-    """The reinforcement learning libraries are not installed."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -109,13 +106,6 @@ def train_policy(
 
     The policy is written to `path` at regular intervals, at the end, and on Ctrl-C (TrainingInterrupted).
     """
-    try:  # imported here: the package works without these libraries
+    with extra_libraries("rl", "training an attack", "gymnasium", "stable_baselines3"):
         from .training import train
-    except ModuleNotFoundError as error:
-        if error.name not in ("gymnasium", "stable_baselines3"):
-            raise
-        raise MissingRLExtra(
-            "training an attack needs gymnasium and stable-baselines3, "
-            f"{error.name} was not found: pip install 'cosdefense[rl]'"
-        ) from error
     return train(experiment, dataset, device, path, options, progress)

@@ -1,5 +1,5 @@
 """Turns records into figures (PNG) and one self-contained HTML page that works offline."""
 
-from .write import MissingReportExtra, Report, write_report
+from .write import Report, write_report
 
-__all__ = ["MissingReportExtra", "Report", "write_report"]
+__all__ = ["Report", "write_report"]

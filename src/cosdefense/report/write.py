@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..catalog.extras import extra_libraries
 from ..runs.records import RunRecord
 from .groups import group_runs
 from .large_grids import list_large_grids, make_grid_tables
@@ -26,10 +27,6 @@ class Report:
     tables: Path | None = None  # markdown, where the report has more than the one table of its page
 
 
-class MissingReportExtra(ImportError):
-    """The drawing libraries are not installed."""
-
-
 def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
     """Write `report.html` and its figures as PNG into the folder `out`, which is created if it is missing.
 
@@ -46,18 +43,9 @@ def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
     return write_files(out, figures, render_report(runs, figures, title), written)
 
 
-@contextmanager
-def drawing_libraries() -> Iterator[None]:
+def drawing_libraries() -> AbstractContextManager[None]:
     """Wraps imports of the drawing libraries, without which the rest of the package works."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("altair", "vl_convert", "jinja2", "markupsafe"):
-            raise
-        raise MissingReportExtra(
-            "a report needs altair, vl-convert-python and jinja2, "
-            f"{error.name} was not found: pip install 'cosdefense[report]'"
-        ) from error
+    return extra_libraries("report", "a report", "altair", "vl_convert", "jinja2", "markupsafe")
 
 
 def write_tables(out: Path, text: str) -> Path:

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..catalog.extras import MissingExtra, install_hint
 from ..catalog.options import ConfigError
-
-
-class MissingRayExtra(ImportError):
-    """Ray is not installed."""
 
 
 @dataclass(frozen=True)
@@ -37,4 +34,4 @@ class Execution:
         if self.device not in ("auto", "cpu", "cuda"):  # which GPU is for Ray to say
             raise ConfigError(f"with --ray the device must be auto, cpu or cuda, got {self.device!r}")
         if find_spec("ray") is None:
-            raise MissingRayExtra("--ray needs Ray, which was not found: pip install 'cosdefense[ray]'")
+            raise MissingExtra(f"--ray needs Ray, which was not found: {install_hint('ray')}")
