@@ -271,7 +271,7 @@ def test_without_pooch_datasets_are_read_from_disk_but_not_downloaded(
 ) -> None:
     server.pages = tiny((f"{server.address}/fine/",), monkeypatch)
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DataError, match=r"needed pooch, which is not installed: pip install 'cosdefense\[data\]'"):
+    with pytest.raises(DataError, match=r"needed pooch, which is not installed: .*'\.\[data\]'"):
         load("tiny", tmp_path / "given")
     assert server.asked == []
     folder = tmp_path / "given" / "tiny"
