@@ -53,6 +53,7 @@ RULES: dict[str, Callable[[Defense], Defense]] = {
     MEDIAN: lambda defense: defense,
 }
 SPLITS: dict[str, Partition] = {"IID": Iid(), "label skew 0.9": LabelSkew(0.9), "2 classes each": Shards(2)}
+FOUR = ("fedavg", "krum", "multi-krum", "cosdefense")
 ATTACKS: dict[str, Attack] = {"none": Attack(), "poisoned buffers": PoisonedBuffers()}
 
 
@@ -123,11 +124,11 @@ def compare_rules(
                 _print_row(name, split, attack, *(f"{100 * accuracy:.1f} %" for accuracy in found))
 
 
-def compare_presets(bench: Bench, splits: Sequence[str]) -> None:
+def compare_presets(bench: Bench, presets: Sequence[str], splits: Sequence[str]) -> None:
     """What every preset loses to poisoned statistics, in points."""
     _print_row("preset", *(f"{split}: {column}" for split in splits for column in (*ATTACKS, "lost")))
     _print_row(*["---"] * (1 + 3 * len(splits)))
-    for name in PRESETS:
+    for name in presets:
         cells = []
         for split in splits:
             clean, attacked = (bench.measure(get(name), attack, SPLITS[split]) for attack in ATTACKS.values())
@@ -147,18 +148,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--presets", action="store_true", help="every preset, instead of every rule")
-    parser.add_argument("--defenses", nargs="+", default=["fedavg", "krum", "multi-krum", "cosdefense"])
+    parser.add_argument("--presets", action="store_true", help="presets as they are, instead of rules")
+    parser.add_argument("--defenses", nargs="+", choices=PRESETS, help="default: four of them, or all presets")
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--shipped", action="store_true", help="only the two rules that Defense offers")
     given = parser.parse_args()
     bench = Bench(load(given.dataset), given.model, given.rounds, given.batch, given.seeds, given.device)
     if given.presets:
-        compare_presets(bench, given.splits)
+        compare_presets(bench, given.defenses or list(PRESETS), given.splits)
     else:
         rules = [rule for rule in RULES if not (given.shipped and rule == "median of the accepted")]
-        compare_rules(bench, given.defenses, given.splits, given.attacks, rules)
+        compare_rules(bench, given.defenses or FOUR, given.splits, given.attacks, rules)
 
 
 if __name__ == "__main__":
