@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from cosdefense.monitor import find_alarms
-from cosdefense.runs.packed_records import read_runs
+from cosdefense.runs.packed_records import find_runs
 from cosdefense.runs.records import RunRecord
 
 HEADER = (
@@ -22,7 +22,7 @@ HEADER = (
 
 def main() -> None:
     groups = defaultdict[tuple[str, str], list[RunRecord]](list)
-    for run in read_runs(Path(sys.argv[1])):
+    for _, run in find_runs(Path(sys.argv[1])):
         groups[run.header["attack"], run.header["defense"]].append(run)
     rows = [HEADER, ("---",) * len(HEADER), *(describe(*names, runs) for names, runs in groups.items())]
     for row in rows:

@@ -25,7 +25,8 @@ PUBLIC = {
     "cosdefense": {
         "Aggregator", "Attack", "ClientHook", "ClientTable", "Cohort", "Defense", "Filter", "Judged", "Judgment",
         "Layout", "LocalSGD", "MissingTrustedData", "Need", "Schedule", "Task", "TooFewClients", "TrustedData",
-        "UnknownLayer", "Verdict", "World", "aggregators", "attacks", "filters", "get", "hooks", "presets", "simulate",
+        "UnknownLayer", "Verdict", "World", "aggregators", "attacks", "filters", "get", "hooks", "presets", "read_runs",
+        "simulate",
     },
     "cosdefense.flower": {
         "AllRoundsSkipped", "Defended", "LegacyStrategy", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnknownLayer,
         Verdict,
     )
+    from .runs.frames import read_runs
     from .simulation.loop import simulate
     from .simulation.schedule import Schedule
     from .simulation.world import World
@@ -63,6 +64,7 @@ __all__ = [
     "get",
     "hooks",
     "presets",
+    "read_runs",
     "simulate",
 ]
 
@@ -82,6 +84,7 @@ if not TYPE_CHECKING:
         "Task": "training.task",
         "World": "simulation.world",
         "get": "catalog.registry",
+        "read_runs": "runs.frames",
         "simulate": "simulation.loop",
     }
 

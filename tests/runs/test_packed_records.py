@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cosdefense.catalog.options import ConfigError
-from cosdefense.runs.packed_records import FORMAT, PACK, VERSION, compact, read_pack, read_runs, write_pack
+from cosdefense.runs.packed_records import FORMAT, PACK, VERSION, compact, find_runs, read_pack, write_pack
 from cosdefense.runs.records import NotARun, RoundRecord, RunRecord
 
 ROUNDS = tuple(
@@ -81,12 +81,18 @@ def test_runs_are_read_from_files_packs_and_folders(tmp_path: Path) -> None:
     write_pack(tmp_path / "a" / PACK, [RUN, RUN])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "records.jsonl").write_text('{"experiment":{"name":"single"}}\n')
-    assert [run.experiment for run in read_runs(tmp_path)] == ["x", "x", "single"]
-    assert len(read_runs(tmp_path / "a" / PACK)) == 2
-    assert len(read_runs(tmp_path / "b" / "records.jsonl")) == 1
+    found = list(find_runs(tmp_path))
+    assert [run.experiment for _, run in found] == ["x", "x", "single"]
+    assert [name for name, _ in found] == [
+        f"{tmp_path / 'a' / PACK}:0",
+        f"{tmp_path / 'a' / PACK}:1",
+        str(tmp_path / "b"),
+    ]
+    assert len(list(find_runs(tmp_path / "a" / PACK))) == 2
+    assert len(list(find_runs(tmp_path / "b" / "records.jsonl"))) == 1
     (tmp_path / "c").mkdir()
     with pytest.raises(ConfigError, match=r"c holds no run: no records\.jsonl and no records\.jsonl\.gz"):
-        read_runs(tmp_path / "c")
+        list(find_runs(tmp_path / "c"))
 
 
 def first_line(**changes: object) -> str:

@@ -11,7 +11,7 @@ import typer
 from .. import __version__
 from ..catalog.extras import MissingExtra
 from ..catalog.options import ConfigError
-from . import arena, console, demo, repair, report, reproduce, run, train_attack, verify, watch
+from . import arena, console, demo, export, repair, report, reproduce, run, train_attack, verify, watch
 from . import list as list_command
 from .data import data_app
 
@@ -32,6 +32,7 @@ app.command(epilog=run.EPILOG)(run.run)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=arena.EPILOG)(arena.arena)
 app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=repair.EPILOG)(repair.repair)
 app.command(epilog=train_attack.EPILOG)(train_attack.train_attack)

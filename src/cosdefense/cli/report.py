@@ -22,9 +22,9 @@ def report(
 ) -> None:
     """Write PNG figures and one HTML page that works offline."""
     from ..report import write_report
-    from ..runs.packed_records import read_runs
+    from ..runs.packed_records import find_runs
 
-    read = [run for path in runs for run in read_runs(path)]
+    read = [run for path in runs for _, run in find_runs(path)]
     read.sort(key=lambda run: (run.header.get("attack") != "none", run.label != "none"))  # what others are measured by
     folder = out or (runs[0].parent if runs[0].is_file() else runs[0])
     title = str(read[0].header["experiment"].get("name", runs[0].name))

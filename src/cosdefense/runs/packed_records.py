@@ -54,14 +54,19 @@ def read_pack(path: Path) -> Iterator[RunRecord]:
             raise NotARun(f"{path} holds a run that cannot be read: {error!r}") from error
 
 
-def read_runs(path: Path) -> list[RunRecord]:
-    """All runs in a pack, in one `records.jsonl`, or in a folder that holds such files at any depth."""
-    if path.is_file():
-        return list(read_pack(path)) if path.suffix == ".gz" else [read_run(path)]
-    files = sorted([*path.rglob("records.jsonl"), *path.rglob(PACK)])
+def find_runs(path: Path) -> Iterator[tuple[str, RunRecord]]:
+    """All runs in a pack, in one `records.jsonl`, or in a folder that holds such files at any depth.
+
+    Each comes with a name that no other has: its folder, or its number in the pack.
+    """
+    files = [path] if path.is_file() else sorted([*path.rglob("records.jsonl"), *path.rglob(PACK)])
     if not files:
         raise ConfigError(f"{path} holds no run: no records.jsonl and no {PACK} in it or below")
-    return [run for file in files for run in read_runs(file)]
+    for file in files:
+        if file.suffix == ".gz":
+            yield from ((f"{file}:{number}", run) for number, run in enumerate(read_pack(file)))
+        else:
+            yield str(file.parent), read_run(file)
 
 
 def write_lines(path: Path, kind: str, version: int, lines: Sequence[Mapping[str, Any]]) -> None:

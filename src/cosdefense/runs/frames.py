@@ -1,0 +1,124 @@
+"""Recorded runs as tables: one row per round, per client of a round, or per run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ..catalog.extras import extra_libraries
+from ..catalog.options import ConfigError
+from .metrics import summary_of
+from .packed_records import find_runs
+from .records import RoundRecord, RunRecord
+
+if TYPE_CHECKING:
+    import polars
+
+Rows = Literal["rounds", "clients", "runs"]
+Row = dict[str, Any]
+
+# Of a record, what has one value per client of the round; the rest describes the round.
+OF_CLIENTS = ("clients", "weights", "malicious", "reasons", "notes", "names", "scores", "points")
+
+
+def read_runs(path: Path | str, rows: Rows = "rounds") -> polars.DataFrame:
+    """The runs of a folder, of folders below it, or of a pack (`records.jsonl.gz`), as a polars frame.
+
+    There is one row per round, per client of a round, or per run. Every row names its run by `run`, `experiment`,
+    `attack`, `defense` and `seed`. Rounds count from 0, as in the records. Needs the extra "frames".
+    """
+    with extra_libraries("frames", "a table of runs", "polars"):
+        import polars
+    if rows not in get_args(Rows):
+        raise ConfigError(f"rows must be one of {', '.join(get_args(Rows))}, got {rows!r}")
+    make_rows = {"rounds": _rows_of_rounds, "clients": _rows_of_clients, "runs": _rows_of_run}[rows]
+    table = [_identity(name, run) | row for name, run in find_runs(Path(path)) for row in make_rows(run)]
+    return polars.DataFrame(_to_columns(table), schema_overrides=_schema(rows), strict=False)
+
+
+def _identity(name: str, run: RunRecord) -> Row:
+    header = run.header
+    return {
+        "run": name,
+        "experiment": run.experiment,
+        "attack": header.get("attack"),
+        "defense": header.get("defense"),
+        "seed": header.get("seed"),
+    }
+
+
+def _rows_of_rounds(run: RunRecord) -> Iterator[Row]:
+    for record in run.rounds:
+        described = {
+            field.name: getattr(record, field.name) for field in fields(record) if field.name not in OF_CLIENTS
+        }
+        yield {**_flatten(described), **_count_clients(record)}
+
+
+def _count_clients(record: RoundRecord) -> Row:
+    """How many took part and counted; nothing where the clients were not kept."""
+    if not record.clients:
+        return {}
+    rejected = [weight == 0 for weight in record.weights]
+    counts = {"n_clients": len(rejected), "n_rejected": sum(rejected)}
+    if record.malicious is not None:
+        pairs = list(zip(record.malicious, rejected, strict=True))
+        counts |= {"n_malicious": sum(record.malicious), "n_malicious_rejected": sum(m and r for m, r in pairs)}
+    return counts
+
+
+def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
+    for record in run.rounds:
+        for row, client in enumerate(record.clients):
+            yield {
+                "round": record.round,
+                "client": client,
+                "name": _get(record.names, row),
+                "weight": record.weights[row],
+                "accepted": record.weights[row] != 0,
+                "malicious": None if record.malicious is None else record.malicious[row],
+                "reason": _get(record.reasons, row),
+                "notes": ", ".join(note for note, noticed in record.notes.items() if client in noticed) or None,
+                **{f"score_{name}": scores[row] for name, scores in record.scores.items()},
+            }
+
+
+def _rows_of_run(run: RunRecord) -> Iterator[Row]:
+    yield {"finished": run.summary is not None, "n_rounds": run.n_rounds, **_flatten(summary_of(run))}
+
+
+def _flatten(values: Mapping[str, Any]) -> Row:
+    """Mappings and lists become columns of their own: `seconds_train`, `class_recalls_0`."""
+    row: Row = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            row |= _flatten({f"{name}_{key}": item for key, item in value.items()})
+        elif isinstance(value, list | tuple):
+            row |= _flatten({f"{name}_{index}": item for index, item in enumerate(value)})
+        else:
+            row[name] = value
+    return row
+
+
+def _to_columns(table: Sequence[Row]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in table for name in row)
+    return {name: [row.get(name) for row in table] for name in names}
+
+
+def _get(values: Sequence[str | None], row: int) -> str | None:
+    return values[row] if row < len(values) else None
+
+
+def _schema(rows: Rows) -> dict[str, Any]:
+    """The types of columns that may be empty, and of the ids of nodes, which take all 64 bits."""
+    import polars
+
+    if rows == "clients":
+        texts, others = ("name", "reason", "notes"), {"client": polars.UInt64, "malicious": polars.Boolean}
+        return dict.fromkeys(texts, polars.String) | others
+    if rows == "runs":
+        return {}
+    numbers = [field.name for field in fields(RoundRecord) if field.type == "float | None"]
+    return dict.fromkeys(numbers, polars.Float64) | {"skipped": polars.String}
