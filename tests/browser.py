@@ -19,7 +19,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0",
            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")  # fmt: skip
-TIMEOUT = 60.0  # seconds
+TIMEOUT = 300.0  # seconds; on an idle computer nothing here takes more than three
 
 
 @contextmanager

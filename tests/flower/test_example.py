@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,12 +20,14 @@ from certificates import Certificates, make_certificates, make_node_key
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fleet_node import Answer, FleetNode
+from honest import run_client_app
 from hostile import HOSTILE, answer_honestly
 from loopback import COMMANDS, Loopback, free_port
 from proxy import NGINX
 from watching import ROUNDS, STATE, TEXT, Metrics, open_live_page, scrape
 
 from browser import BROWSER, NAMES, Browser
+from commands import called
 from cosdefense.runs.records import RoundRecord, RunRecord, read_run
 from cosdefense.runs.run_folder import RunFolder
 from cosdefense.runs.run_lock import RunInUse
@@ -43,7 +44,11 @@ pytestmark = pytest.mark.federation
 APP = Path(__file__).parents[2] / "examples" / "flower"
 STEPS = Path(__file__).parent / "steps_app"
 MALICIOUS, HONEST = ("malicious-0",), tuple(f"honest-{i}" for i in range(4))
-NODES, VICTIM = MALICIOUS + HONEST, HONEST[-1]
+NODES = MALICIOUS + HONEST
+SUPERNODES, VICTIM = (
+    NODES[:3],
+    NODES[2],
+)  # the other nodes are in this process: a SuperNode starts Python for each message
 LATE = "late"
 RECEIVED = "Receiving: train message"  # in the log of a node
 TIMEOUT = 600.0  # seconds; on an idle computer nothing here takes more than half a minute
@@ -79,25 +84,29 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 @dataclass(frozen=True)
 class Federation:
-    """Five SuperNodes, one of them malicious when it runs the example."""
+    """Five nodes, three of them SuperNodes. One SuperNode is malicious when it runs the example."""
 
     running: Loopback
     certificates: Certificates
+    ids: dict[str, int]
 
-    @property
-    def ids(self) -> dict[str, int]:
-        return {name: self.running.get_node_id(name) or 0 for name in NODES}
+
+def join(running: Loopback, certificates: Certificates, answer: Answer, delay: float = 0.0) -> FleetNode:
+    """A node in this process with a registered key."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    register(running.address, certificates.ca, key)
+    return FleetNode(running.node_address, certificates.ca, key, answer, delay)
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("federation")
     certificates = make_certificates(folder / "secrets")
-    with Loopback(folder / "running", certificates) as running:
+    with Loopback(folder / "running", certificates) as running, ExitStack() as stack:
         running.start_superlink()
         if NGINX:
             running.start_proxy()
-        for number, name in enumerate(NODES):
+        for number, name in enumerate(SUPERNODES):
             key = make_node_key(folder / "secrets" / name)
             if number:
                 register(running.address, certificates.ca, load_key(key))
@@ -107,8 +116,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             running.start_supernode(
                 name, {**config, "attack": "inner-product"} if name in MALICIOUS else config, key=key
             )
-        running.wait_for(lambda: all(map(running.get_node_id, NODES)), "starting SuperNodes", TIMEOUT)
-        yield Federation(running, certificates)
+        ids = {}
+        for number, name in enumerate(NODES):
+            if name not in SUPERNODES:
+                answer = run_client_app(APP, number, len(NODES))
+                ids[name] = stack.enter_context(join(running, certificates, answer)).node.node_id
+        running.wait_for(lambda: all(map(running.get_node_id, SUPERNODES)), "starting SuperNodes", TIMEOUT)
+        ids |= {name: running.get_node_id(name) or 0 for name in SUPERNODES}
+        yield Federation(running, certificates, ids)
     assert not find_processes(folder / "running")
 
 
@@ -182,7 +197,9 @@ def is_unlocked(folder: Path) -> bool:
         return False
 
 
-def test_malicious_nodes_are_rejected_and_the_model_learns(federation: Federation, interrupted: InterruptedRun) -> None:
+def test_malicious_nodes_are_rejected_and_the_model_learns(
+    federation: Federation, interrupted: InterruptedRun, tmp_path: Path
+) -> None:
     folder = interrupted.folder
     rounds = read_run(folder).rounds
     for line in rounds:
@@ -190,7 +207,7 @@ def test_malicious_nodes_are_rejected_and_the_model_learns(federation: Federatio
         assert get_reasons(federation.ids, line) == expected
     assert rounds[-1].accuracy is not None
     assert rounds[-1].accuracy > 0.6
-    subprocess.run([sys.executable, "-m", "cosdefense", "report", folder], check=True, capture_output=True)
+    assert called("report", str(folder), cwd=tmp_path).returncode == 0
     assert (folder / "report.html").exists()
 
 
@@ -255,17 +272,15 @@ def test_a_federation_with_hostile_nodes_learns_as_without_them(
     The node with poisoned buffers may be accepted: no filter looks at buffers, and their median is not its own. It is
     named all the same.
     """
-    running, ids, folder = federation.running, federation.ids, tmp_path / "run"
-    # Half as long again as a round of the example takes here, in which all nodes import torch.
-    deadline = max(6.0, 1.5 * read_run(interrupted.folder).rounds[1].seconds["train"])
+    running, ids, folder = federation.running, dict(federation.ids), tmp_path / "run"
+    # Twice as long as a round of the example takes here, in which SuperNodes import torch.
+    deadline = max(12.0, 2 * read_run(interrupted.folder).rounds[1].seconds["train"])
     answers: dict[str, Answer] = {f"fleet-{seed}": answer_honestly(seed) for seed in range(10, 13)}
     answers |= HOSTILE | {LATE: answer_honestly(20)}
     with ExitStack() as stack:
         for name, answer in answers.items():
-            key = ec.generate_private_key(ec.SECP384R1())
-            register(running.address, federation.certificates.ca, key)
             delay = 1.3 * deadline + 3 if name == LATE else 0.0  # it replies while the next round runs
-            node = FleetNode(running.node_address, federation.certificates.ca, key, answer, delay)
+            node = join(running, federation.certificates, answer, delay)
             ids[name] = stack.enter_context(node).node.node_id
         n_messages = running.read_log(VICTIM).count(RECEIVED)
         run = running.submit(

@@ -20,7 +20,7 @@ from browser import Browser, start_browser
 STATE = "document.getElementById('state')?.textContent"
 ROUNDS = "[...document.querySelectorAll('#rounds th')].map((cell) => cell.textContent).join()"
 TEXT = "document.body.innerText"
-TIMEOUT = 60.0  # seconds
+TIMEOUT = 300.0  # seconds; on an idle computer nothing here takes more than three
 Metrics = dict[tuple[str, tuple[str, ...]], float]  # by name and labels
 
 
