@@ -57,10 +57,44 @@ def test_the_superlink_listens_on_the_loopback_address_and_knows_its_nodes(file:
 
 def test_the_commands_of_the_guide_start_no_supernode_as_root() -> None:
     """The guide's shell is root's, who could unpack any app and execute it: the approved apps would mean nothing."""
-    blocks = re.findall(r"```bash\n(.*?)```", join_lines(NODE.read_text(encoding="utf-8")), re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines() if "flower-supernode" in line]
+    commands = [line for block in read_blocks(NODE) for line in block.splitlines() if "flower-supernode" in line]
     assert commands
     assert all(command.startswith("setpriv --reuid=cosdefense") for command in commands)
+
+
+# ---- installation and upgrades
+
+PACKAGES = {"nginx -t": "nginx", "openssl req": "openssl", "ssh-keygen": "openssh-client", "unzip": "unzip"}
+
+
+def read_blocks(guide: Path) -> list[str]:
+    return re.findall(r"^ *```bash\n(.*?)```", join_lines(guide.read_text(encoding="utf-8")), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("guide", [SERVER, NODE], ids=["server", "node"])
+def test_a_guide_installs_the_programs_that_it_calls(guide: Path) -> None:
+    """A new Debian has none of them."""
+    blocks = read_blocks(guide)
+    (installed,) = [set(line.split()) for block in blocks for line in block.splitlines() if "apt-get install" in line]
+    called = {
+        package for command, package in PACKAGES.items() for block in blocks if re.search(rf"^ *{command}", block, re.M)
+    }
+    assert called
+    assert called <= installed
+
+
+@pytest.mark.parametrize("guide", [SERVER, NODE], ids=["server", "node"])
+def test_only_the_new_wheel_is_installed(guide: Path) -> None:
+    """With the wheel of an earlier version beside it, `ls` would print two names, here and in the container files."""
+    steps = [block for block in read_blocks(guide) if "pip wheel" in block]
+    assert len(steps) == 2  # install and upgrade
+    assert all(re.search(r"rm -rf dist\n.*pip wheel .*--wheel-dir dist \.\n.*\$\(ls dist/", block) for block in steps)
+
+
+def test_the_user_of_the_nodes_container_can_read_the_key() -> None:
+    (user,) = re.findall(r"useradd --uid (\d+) ", (DEPLOY / "node.Containerfile").read_text(encoding="utf-8"))
+    (block,) = [block for block in read_blocks(NODE) if "docker run" in block]
+    assert f"chown {user} /etc/cosdefense/node.key\n" in block
 
 
 # ---- certificates
@@ -69,9 +103,7 @@ def test_the_commands_of_the_guide_start_no_supernode_as_root() -> None:
 def test_the_certificates_of_the_guide_are_valid_for_nodes_and_the_proxy(tmp_path: Path) -> None:
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
-    (block,) = [
-        block for block in re.findall(r"```bash\n(.*?)```", SERVER.read_text(), re.DOTALL) if "openssl req" in block
-    ]
+    (block,) = [block for block in read_blocks(SERVER) if "openssl req" in block]
     commands = block.replace("/etc/cosdefense", str(tmp_path))
     subprocess.run(["bash", "-euc", commands], check=True, capture_output=True)
     for name in ("federation.example.org", "localhost"):
