@@ -86,8 +86,9 @@ class WithoutBuffers(ExampleTrustedData):
     def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
         return super().predict(_with_buffers(params))
 
-    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
-        return super().predict_random(_with_buffers(params), n, seed)
+    def predict_random(self, params: Tensor, updates: Tensor, n: int, seed: int) -> Tensor:
+        rows = torch.stack([_with_buffers(update) for update in updates])
+        return super().predict_random(_with_buffers(params), rows, n, seed)
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         return params.expand(len(clients), -1)

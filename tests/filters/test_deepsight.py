@@ -23,9 +23,10 @@ LAYOUT = Layout((("head.weight", (3, 2)), ("head.bias", (3,))), "head.weight", 9
 class Linear(TrustedData):
     """A linear model of two pixels."""
 
-    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
+    def predict_random(self, params: Tensor, updates: Tensor, n: int, seed: int) -> Tensor:
         pixels = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed)).to(params)
-        return pixels @ params[:6].view(3, 2).T + params[6:]
+        models = torch.stack([params, *(params + update for update in updates)])
+        return torch.stack([pixels @ model[:6].view(3, 2).T + model[6:] for model in models])
 
 
 def cohort_of(rows: list[list[float]], params: Tensor | None = None) -> Cohort:

@@ -31,8 +31,8 @@ class Rounded(TrustedData):
         logits, labels = self.server.predict(params.float())
         return logits.to(params.dtype), labels
 
-    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
-        return self.server.predict_random(params.float(), n, seed).to(params.dtype)
+    def predict_random(self, params: Tensor, updates: Tensor, n: int, seed: int) -> Tensor:
+        return self.server.predict_random(params.float(), updates.float(), n, seed).to(params.dtype)
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         return self.server.guides(clients, params.float(), seed).to(params.dtype)

@@ -57,9 +57,10 @@ class Guides(TrustedData):
         weights = self.layout.unflatten(params)["head.weight"]
         return weights.reshape(6, 3), torch.arange(6) % 3
 
-    def predict_random(self, params: Any, n: int, seed: int) -> Any:
-        weights = self.layout.unflatten(params)["head.weight"]
-        return torch.rand(n, weights.shape[1], generator=torch.Generator().manual_seed(seed)) @ weights.T
+    def predict_random(self, params: Any, updates: Any, n: int, seed: int) -> Any:
+        models = [self.layout.unflatten(params + update)["head.weight"] for update in (0, *updates)]
+        images = torch.rand(n, models[0].shape[1], generator=torch.Generator().manual_seed(seed))
+        return torch.stack([images @ weights.T for weights in models])
 
     def guides(self, clients: Any, params: Any, seed: int) -> Any:
         return self.own.expand(len(clients), -1)

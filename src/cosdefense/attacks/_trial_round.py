@@ -77,8 +77,10 @@ class CachedTrustedData(TrustedData):
     def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
         return self._data.predict(params)
 
-    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
-        return self._get(params, ("random", n, seed), lambda: self._data.predict_random(params, n, seed))
+    def predict_random(
+        self, params: Float[Tensor, " d"], updates: Float[Tensor, "k d"], n: int, seed: int
+    ) -> Float[Tensor, "1+k n c"]:
+        return self._data.predict_random(params, updates, n, seed)
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
         key = ("guides", seed, *clients.tolist())

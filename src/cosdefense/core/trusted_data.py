@@ -25,8 +25,13 @@ class TrustedData:
         """A model's logits on this data, and the true labels."""
         raise MissingTrustedData("this defense needs a server that can test models on clean data")
 
-    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
-        """A model's logits on `n` images of uniformly random pixels in [0, 1]. It needs the model, and no data."""
+    def predict_random(
+        self, params: Float[Tensor, " d"], updates: Float[Tensor, "k d"], n: int, seed: int
+    ) -> Float[Tensor, "1+k n c"]:
+        """Logits of a model, and of it after each update, on the same `n` images of random pixels in [0, 1].
+
+        It needs the model, and no data.
+        """
         raise MissingTrustedData("this defense needs a server that can run models on random images")
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:

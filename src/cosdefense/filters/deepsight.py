@@ -109,9 +109,9 @@ def is_suspicious(shares: Float[Tensor, "n classes"]) -> Bool[Tensor, " n"]:
 
 def prediction_ratios(cohort: Cohort, samples: int, seed: int) -> Float[Tensor, "n classes"]:
     """The mean over random images of the probability of each class in a client's model, divided by the global one's."""
-    reference = _probabilities(cohort, cohort.params, samples, seed) + SMALLEST_PROBABILITY
-    rows = (cohort.params + update for update in cohort.updates)
-    return torch.stack([(_probabilities(cohort, row, samples, seed) / reference).mean(dim=0) for row in rows])
+    answers = cohort.trusted.predict_random(cohort.params, cohort.updates, samples, seed)
+    probabilities = answers.double().softmax(dim=2).nan_to_num(0.0)  # zeros where answers are not numbers
+    return (probabilities[1:] / (probabilities[0] + SMALLEST_PROBABILITY)).mean(dim=1)
 
 
 def find_bias(layout: Layout) -> str | None:
@@ -125,11 +125,6 @@ def find_bias(layout: Layout) -> str | None:
 def _bias_updates(cohort: Cohort) -> Float[Tensor, "n k"]:
     """The updates of the classifier's bias; of its weights where it has none."""
     return cohort.layer(find_bias(cohort.layout))[0]
-
-
-def _probabilities(cohort: Cohort, params: Float[Tensor, " d"], samples: int, seed: int) -> Float[Tensor, "m c"]:
-    """A model's answers; zeros where they are not numbers."""
-    return cohort.trusted.predict_random(params, samples, seed).double().softmax(dim=1).nan_to_num(0.0)
 
 
 def _distances(points: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:

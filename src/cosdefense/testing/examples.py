@@ -43,8 +43,9 @@ class ExampleTrustedData(TrustedData):
     def predict(self, params: Tensor) -> tuple[Tensor, Tensor]:
         return _logits(params, _draw(7, 60, params).view(20, 3)), torch.arange(20, device=params.device) % 3
 
-    def predict_random(self, params: Tensor, n: int, seed: int) -> Tensor:
-        return _logits(params, torch.rand(n, 3, generator=torch.Generator().manual_seed(seed)).to(params))
+    def predict_random(self, params: Tensor, updates: Tensor, n: int, seed: int) -> Tensor:
+        images = torch.rand(n, 3, generator=torch.Generator().manual_seed(seed)).to(params)
+        return torch.stack([_logits(params + update, images) for update in (0, *updates)])
 
     def guides(self, clients: Tensor, params: Tensor, seed: int) -> Tensor:
         # Nearly the same for all, so that identical clients should get equal weights.

@@ -169,11 +169,13 @@ class AgreeingServerData(TrustedData):
         progress = (params - self.origin) @ self.target / (self.target @ self.target)
         return progress * torch.eye(N_CLASSES, dtype=params.dtype), labels
 
-    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
+    def predict_random(
+        self, params: Float[Tensor, " d"], updates: Float[Tensor, "k d"], n: int, seed: int
+    ) -> Float[Tensor, "1+k n c"]:
         """A network of two layers, as the layout describes."""
         inputs = torch.rand(n, 16, generator=torch.Generator().manual_seed(seed), dtype=params.dtype)
-        tensors = LAYOUT.unflatten(params)
-        return (inputs @ tensors["features.weight"].T).relu() @ tensors["head.weight"].T
+        models = (LAYOUT.unflatten(params + update) for update in (0, *updates))
+        return torch.stack([(inputs @ of["features.weight"].T).relu() @ of["head.weight"].T for of in models])
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
         return self.target.expand(len(clients), -1).clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
@@ -40,11 +41,17 @@ class ServerData(TrustedData):
         return self.task.logits(params, to_unit_range(self.images[rows])), self.labels[rows]
 
     @torch.no_grad()
-    def predict_random(self, params: Float[Tensor, " d"], n: int, seed: int) -> Float[Tensor, "n c"]:
+    def predict_random(
+        self, params: Float[Tensor, " d"], updates: Float[Tensor, "k d"], n: int, seed: int
+    ) -> Float[Tensor, "1+k n c"]:
         rng, shape = generator(seed, "random images"), self.images.shape[1:]
         sizes = [min(RANDOM_BATCH, n - start) for start in range(0, n, RANDOM_BATCH)]
-        batches = (torch.rand(size, *shape, generator=rng).to(params) for size in sizes)
-        return torch.cat([self.task.logits(params, batch) for batch in batches])
+        answers = []
+        for size in sizes:  # each image is drawn once: that takes longer than a small model's answer
+            images = torch.rand(size, *shape, generator=rng).to(params)
+            models = chain([params], (params + update for update in updates))  # one after the other: they are large
+            answers.append(torch.stack([self.task.logits(model, images) for model in models]))
+        return torch.cat(answers, dim=1)
 
     def guides(self, clients: Int[Tensor, " n"], params: Float[Tensor, " d"], seed: int) -> Float[Tensor, "n d"]:
         names = clients.tolist()
