@@ -36,6 +36,7 @@ PUBLIC = {
         "AccuracyFell", "Alarm", "Alarms", "NodeLost", "NodeRejected", "PrometheusMetrics", "RoundObserver",
         "RoundsSkipped", "Rule", "find_alarms",
     },
+    "cosdefense.tracking": {"Callback", "MLflow", "TensorBoard", "Tracker", "WeightsAndBiases"},
     "cosdefense.secure": {"NoLengthProof", "Secure"},
     "cosdefense.testing": {
         "LAYOUT", "Agreement", "WorstRound", "check_aggregator", "check_attack", "check_defense", "check_filter",
@@ -46,7 +47,7 @@ PUBLIC = {
 # Each folder may import from itself and from those before it.
 FOLDERS = (
     "ops", "core", "filters", "aggregators", "hooks", "attacks", "secure", "catalog", "testing", "data", "training",
-    "simulation", "runs", "report", "monitor", "studies", "flower", "reinforcement", "cli",
+    "simulation", "runs", "report", "monitor", "tracking", "studies", "flower", "reinforcement", "cli",
 )  # fmt: skip
 
 

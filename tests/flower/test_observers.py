@@ -14,6 +14,7 @@ from cosdefense.filters import Clip
 from cosdefense.flower import Defended
 from cosdefense.runs.observer import RoundObserver
 from cosdefense.runs.records import RoundRecord, read_run
+from cosdefense.tracking import Callback
 
 
 class Notes(RoundObserver):
@@ -98,3 +99,12 @@ def test_the_bytes_of_arrays_are_recorded() -> None:
     assert notes.rounds[0].n_bytes == {
         "train-sent": 8 * sum(sizes), "train-received": 8 * sum(sizes), "evaluate-sent": 8 * sum(sizes)
     }  # fmt: skip
+
+
+def test_a_tracker_is_told_every_round(tmp_path: Path) -> None:
+    told: list[tuple[int, float]] = []
+    settings: dict[str, object] = {}
+    run(tmp_path / "run", Callback(lambda number, values: told.append((number, values["n_clients"])), settings.update))
+    written = read_run(tmp_path / "run")
+    assert told == [(record.round, float(len(record.clients))) for record in written.rounds]
+    assert settings["strategy"] == "FedAvg"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from ..runs.experiment import Experiment
     from ..runs.observer import Job
     from ..runs.records import RunRecord
+    from ..tracking.tracked_runs import MakeTracker
 
 
-def execute(jobs: Sequence[Job], execution: Execution, logs: Path) -> None:
+def execute(jobs: Sequence[Job], execution: Execution, logs: Path, trackers: Sequence[MakeTracker] = ()) -> None:
     """Finish every job. Ctrl-C ends the command with a hint how to resume."""
     from ..runs import provenance
     from ..runs.many_runs import run_all
     from ..runs.memory import keep_freed_memory
+    from ..runs.observer import Observers
+    from ..tracking.tracked_runs import TrackedRuns
 
     keep_freed_memory()
     notes = provenance.notes()
-    with resume_hint(), progress_bars() as bars:
-        run_all(jobs, execution, RunDisplay(bars), notes=notes, logs=logs)
+    with closing(TrackedRuns(trackers)) as tracked, resume_hint(), progress_bars() as bars:
+        run_all(jobs, execution, Observers(RunDisplay(bars), tracked), notes=notes, logs=logs)
 
 
 @contextmanager
@@ -38,13 +41,20 @@ def resume_hint() -> Iterator[None]:
         console.fail("interrupted; every run is saved: the same command resumes", 130)
 
 
-def execute_experiment(experiment: Experiment, out: Path, execution: Execution) -> list[RunRecord]:
+def execute_experiment(
+    experiment: Experiment, out: Path, execution: Execution, track: Sequence[str] = ()
+) -> list[RunRecord]:
     """Finish every run of a grid, and read the results."""
+    from ..core.experiment_folder import reading_from
     from ..runs.observer import Job
     from ..runs.records import read_run
+    from ..tracking.tracked_runs import choose_trackers
 
+    folder = out / experiment.name
+    with reading_from(experiment.source):
+        trackers = choose_trackers(list(dict.fromkeys((*experiment.track, *track))), folder)
     jobs = [Job(cell, cell.folder(out), _label(cell, experiment)) for cell in experiment.cells()]
-    execute(jobs, execution, out / experiment.name)
+    execute(jobs, execution, folder, trackers)
     return [read_run(job.folder) for job in jobs]
 
 

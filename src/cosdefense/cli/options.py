@@ -34,6 +34,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on s
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=WHERE]",
+        help="Also send every round to tensorboard[=FOLDER], mlflow[=URI], wandb[=PROJECT] or package.module:Class; "
+        "repeatable. Each needs the extra of its name.",
+    ),
+]
 Draw = Annotated[bool, typer.Option("--draw", help="Run nothing: report on the runs that exist, finished or not.")]
 Publish = Annotated[
     Path | None,

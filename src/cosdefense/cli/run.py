@@ -10,7 +10,7 @@ import typer
 from ..runs.execution import Execution
 from . import console, results
 from .execute import execute_experiment
-from .options import Changes, DataDir, Device, GpuShare, Jobs, Json, Out, RayAddress, parse_jobs
+from .options import Changes, DataDir, Device, GpuShare, Jobs, Json, Out, RayAddress, Track, parse_jobs
 
 EPILOG = "Example: cosdefense run experiments/mnist-ipm-300.toml --set training.rounds=200"
 
@@ -24,6 +24,7 @@ def run(
     jobs: Jobs = "1",
     ray: RayAddress = None,
     gpu_share: GpuShare = 1.0,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Run every cell of an experiment. What is done is skipped, what was interrupted is resumed."""
@@ -32,5 +33,5 @@ def run(
     from ..runs.experiment_file import load
 
     experiment = load(file, changes or ())
-    results.show_runs(execute_experiment(experiment, out, execution), as_json)
+    results.show_runs(execute_experiment(experiment, out, execution, track or ()), as_json)
     console.err.print(f"Draw it: cosdefense report {out / experiment.name}", soft_wrap=True)

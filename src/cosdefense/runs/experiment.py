@@ -103,6 +103,7 @@ class Experiment:
     attacks: tuple[Entry[Attack], ...] = (Entry("none", Attack()),)
     defenses: tuple[Entry[Defense], ...] = (Entry("fedavg", build_defense({"name": "fedavg"})),)
     seeds: tuple[int, ...] = (0,)
+    track: tuple[str, ...] = field(default=(), compare=False)  # trackers that are sent every round; decide no number
     source: Path | None = field(default=None, compare=False)  # the folder whose Python files may define its parts
 
     def __post_init__(self) -> None:

@@ -71,6 +71,8 @@ def _from_table(table: Mapping[str, Any], source: Path | None) -> Experiment:
             built[kind] = tuple(Entry(_label(entry), part) for entry, part in zip(entries, parts, strict=True))
     if "seeds" in table:
         built["seeds"] = coerce(table["seeds"], tuple[int, ...], "seeds")
+    if "track" in table:
+        built["track"] = coerce(table["track"], tuple[str, ...], "track")
     if "name" not in built:
         raise ConfigError("an experiment needs a name")
     return Experiment(**built, source=source)

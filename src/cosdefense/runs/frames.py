@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -12,15 +12,13 @@ from ..catalog.options import ConfigError
 from .metrics import summary_of
 from .packed_records import find_runs
 from .records import RoundRecord, RunRecord
+from .round_values import describe_round, flatten
 
 if TYPE_CHECKING:
     import polars
 
 Rows = Literal["rounds", "clients", "runs"]
 Row = dict[str, Any]
-
-# Of a record, what has one value per client of the round; the rest describes the round.
-OF_CLIENTS = ("clients", "weights", "malicious", "reasons", "notes", "names", "scores", "points")
 
 
 def read_runs(path: Path | str, rows: Rows = "rounds") -> polars.DataFrame:
@@ -50,23 +48,7 @@ def _identity(name: str, run: RunRecord) -> Row:
 
 
 def _rows_of_rounds(run: RunRecord) -> Iterator[Row]:
-    for record in run.rounds:
-        described = {
-            field.name: getattr(record, field.name) for field in fields(record) if field.name not in OF_CLIENTS
-        }
-        yield {**_flatten(described), **_count_clients(record)}
-
-
-def _count_clients(record: RoundRecord) -> Row:
-    """How many took part and counted; nothing where the clients were not kept."""
-    if not record.clients:
-        return {}
-    rejected = [weight == 0 for weight in record.weights]
-    counts = {"n_clients": len(rejected), "n_rejected": sum(rejected)}
-    if record.malicious is not None:
-        pairs = list(zip(record.malicious, rejected, strict=True))
-        counts |= {"n_malicious": sum(record.malicious), "n_malicious_rejected": sum(m and r for m, r in pairs)}
-    return counts
+    yield from map(describe_round, run.rounds)
 
 
 def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
@@ -86,20 +68,7 @@ def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
 
 
 def _rows_of_run(run: RunRecord) -> Iterator[Row]:
-    yield {"finished": run.summary is not None, "n_rounds": run.n_rounds, **_flatten(summary_of(run))}
-
-
-def _flatten(values: Mapping[str, Any]) -> Row:
-    """Mappings and lists become columns of their own: `seconds_train`, `class_recalls_0`."""
-    row: Row = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            row |= _flatten({f"{name}_{key}": item for key, item in value.items()})
-        elif isinstance(value, list | tuple):
-            row |= _flatten({f"{name}_{index}": item for index, item in enumerate(value)})
-        else:
-            row[name] = value
-    return row
+    yield {"finished": run.summary is not None, "n_rounds": run.n_rounds, **flatten(summary_of(run))}
 
 
 def _to_columns(table: Sequence[Row]) -> dict[str, list[Any]]:

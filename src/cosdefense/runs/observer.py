@@ -86,3 +86,34 @@ class Observer:
 
     def note(self, message: str) -> None:
         """Something to know that stops nothing."""
+
+
+class Observers(Observer):
+    """Several observers as one, called in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def jobs_started(self, todo: Sequence[Job], finished: Sequence[Job]) -> None:
+        for observer in self._observers:
+            observer.jobs_started(todo, finished)
+
+    def downloading(self, what: str, done: int, total: int) -> None:
+        for observer in self._observers:
+            observer.downloading(what, done, total)
+
+    def run_started(self, job: Job) -> None:
+        for observer in self._observers:
+            observer.run_started(job)
+
+    def round_recorded(self, job: Job, record: RoundRecord) -> None:
+        for observer in self._observers:
+            observer.round_recorded(job, record)
+
+    def run_finished(self, job: Job) -> None:
+        for observer in self._observers:
+            observer.run_finished(job)
+
+    def note(self, message: str) -> None:
+        for observer in self._observers:
+            observer.note(message)
