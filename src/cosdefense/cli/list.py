@@ -29,12 +29,18 @@ class Kind(StrEnum):
 def list_parts(
     kind: Annotated[Kind | None, typer.Argument(help="What to list; default: everything.")] = None,
     as_json: Json = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print docs/toml.md: all keys of an experiment's file.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/catalog.md: all parts, in full.")] = False,
 ) -> None:
     """What there is, what it needs, with options and defaults."""
     from ..catalog import page as catalog_page
     from . import listing
 
+    if toml:
+        from ..runs.toml_reference import build_reference
+
+        console.print_text(build_reference())
+        return
     if markdown:
         console.print_text(catalog_page.build_page())
         return

@@ -9,7 +9,7 @@ from typing import Any
 from .records import RoundRecord
 
 # Of a record, what has one value per client of the round; the rest describes the round.
-OF_CLIENTS = ("clients", "weights", "malicious", "reasons", "notes", "names", "scores", "points")
+OF_CLIENTS = ("clients", "weights", "malicious", "reasons", "notes", "names", "scores", "points", "client_metrics")
 
 
 def describe_round(record: RoundRecord) -> dict[str, Any]:
