@@ -86,7 +86,7 @@ class Bench:
 
     def _run(self, defense: Defense, attack: Attack, partition: Partition, seed: int) -> float:
         world = self._build_world(partition, seed)
-        images, labels = self.data.test_images.to(self.device), self.data.test_labels.to(self.device)
+        images, labels = self.data.test_inputs.to(self.device), self.data.test_targets.to(self.device)
         accuracies = []
         for done in simulate(
             world, attack, defense, rounds=self.rounds, sampled=SAMPLED, batch=self.batch, seed=seed, local_steps=STEPS
@@ -99,10 +99,10 @@ class Bench:
     def _build_world(self, partition: Partition, seed: int) -> World:
         data, trainer = self.data, LocalSGD(0.05)
         torch.manual_seed(seed)
-        channels, height, width = data.train_images.shape[1:]
+        channels, height, width = data.train_inputs.shape[1:]
         model = MODELS[self.model]((channels, height, width), data.n_classes).to(self.device)
         task = Task.of(model, mean=data.mean, std=data.std)
-        images, labels = data.train_images.to(self.device), data.train_labels.to(self.device)
+        images, labels = data.train_inputs.to(self.device), data.train_targets.to(self.device)
         world = World.of(
             task, images, labels, n_clients=CLIENTS, malicious=0.25, partition=partition, trainer=trainer, seed=seed,
             rows=torch.arange(N_HELD, len(labels)),

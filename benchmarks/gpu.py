@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cosdefense.core import generator
+from cosdefense.data import Dataset
 from cosdefense.data import load as load_data
-from cosdefense.data.datasets import Dataset
 from cosdefense.runs.device import choose_device, reproducible
 from cosdefense.runs.execution import Execution
 from cosdefense.runs.experiment import Experiment

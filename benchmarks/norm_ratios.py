@@ -45,7 +45,7 @@ def measure(partition: Partition, rounds: int, steps: int) -> list[float]:
     torch.manual_seed(0)
     task = Task.of(small_cnn((1, 8, 8), 10, width=8), mean=digits.mean, std=digits.std)
     world = World.of(
-        task, digits.train_images, digits.train_labels, n_clients=50, partition=partition, trainer=LocalSGD(0.1)
+        task, digits.train_inputs, digits.train_targets, n_clients=50, partition=partition, trainer=LocalSGD(0.1)
     )
     plain = get("fedavg")
     defense = Measuring(plain.filters, plain.aggregator)

@@ -60,8 +60,8 @@ def world(n_clients: int = N) -> World:
     rng = torch.Generator().manual_seed(0)
     return World(
         task=Task.of(network(), fast_convolutions=True),
-        images=torch.randint(0, 256, (60_000, 1, 28, 28), generator=rng, dtype=torch.uint8),
-        labels=torch.randint(0, 10, (60_000,), generator=rng),
+        inputs=torch.randint(0, 256, (60_000, 1, 28, 28), generator=rng, dtype=torch.uint8),
+        targets=torch.randint(0, 10, (60_000,), generator=rng),
         partition=[torch.randint(0, 60_000, (BATCH,), generator=rng) for _ in range(n_clients)],
         malicious=torch.zeros(n_clients, dtype=torch.bool),
         n_classes=10,
@@ -88,7 +88,7 @@ def plain(world: World, steps: int = 1) -> Round:
     def one() -> Any:
         updates = []
         for own in world.partition:
-            images, labels = world.images[own].float() / 255, world.labels[own]
+            images, labels = world.inputs[own].float() / 255, world.targets[own]
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(model.parameters(), LR)
             for _ in range(steps):
@@ -110,7 +110,7 @@ def byzfl_round(world: World) -> Round | None:
     common = {"model_name": "PaperCNN", "device": "cpu", "learning_rate": LR, "weight_decay": 0.0,
               "milestones": [], "learning_rate_decay": 1.0, "optimizer_name": "SGD"}  # fmt: skip
     loaders = [
-        DataLoader(TensorDataset(world.images[own].float() / 255, world.labels[own]), batch_size=BATCH)
+        DataLoader(TensorDataset(world.inputs[own].float() / 255, world.targets[own]), batch_size=BATCH)
         for own in world.partition
     ]
     clients = [
@@ -147,7 +147,7 @@ def flower_rounds(world: World, rounds: int) -> Timing | None:
         return None
     for name in ("flwr", "ray"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    batches = [(world.images[own], world.labels[own]) for own in world.partition]
+    batches = [(world.inputs[own], world.targets[own]) for own in world.partition]
     client_app, server_app, moments = ClientApp(), ServerApp(), []
 
     @client_app.train()
@@ -200,7 +200,7 @@ def flower_apart(repeats: int) -> Timing | None:
 def limit(world: World) -> tuple[float, float, float]:
     """Seconds that a round's multiplications take at the rate of a large matrix product; their number; the rate."""
     model = network()
-    images, labels = world.images[:BATCH].float() / 255, world.labels[:BATCH]
+    images, labels = world.inputs[:BATCH].float() / 255, world.targets[:BATCH]
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
     square = torch.rand(2048, 2048)
@@ -215,8 +215,8 @@ def plain_evaluation(world: World, n: int, chunk: int = 1000) -> Round:
     def one() -> float:
         right = 0
         for start in range(0, n, chunk):
-            images = world.images[start : min(n, start + chunk)].float() / 255
-            right += int((model(images).argmax(dim=1) == world.labels[start : start + len(images)]).sum())
+            images = world.inputs[start : min(n, start + chunk)].float() / 255
+            right += int((model(images).argmax(dim=1) == world.targets[start : start + len(images)]).sum())
         return right / n
 
     return one
@@ -248,7 +248,7 @@ def anonymous_memory() -> Iterator[list[int]]:
 
 def gradient_error(world: World) -> tuple[float, float]:
     """How far our gradient and that of torch's convolutions are from float64's, relative to its length."""
-    model, images, labels = network(), world.images[:BATCH].float() / 255, world.labels[:BATCH]
+    model, images, labels = network(), world.inputs[:BATCH].float() / 255, world.targets[:BATCH]
 
     def slopes(model: nn.Module, images: Tensor) -> Tensor:
         found = torch.autograd.grad(cross_entropy(model(images), labels), list(model.parameters()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cosdefense.data.datasets import Dataset
+from cosdefense.data import Dataset
 from cosdefense.runs.experiment import Experiment
 from cosdefense.runs.records import RoundRecord
 from cosdefense.runs.single_run import run

@@ -93,7 +93,7 @@ def outcome(
     rejected = torch.cat([round_.verdict.weights == 0 for round_ in history])
     digits = load("digits")
     params = history[-1].after.params
-    evaluation = evaluate(world.task, params, digits.test_images, digits.test_labels, attack, 10, adversary)
+    evaluation = evaluate(world.task, params, digits.test_inputs, digits.test_targets, attack, 10, adversary)
     shares = [float(rejected[who].float().mean()) if bool(who.any()) else 0.0 for who in (malicious, ~malicious)]
     return Outcome(evaluation, *shares)
 
@@ -208,7 +208,7 @@ def test_fltrust_is_as_good_as_its_data() -> None:
     world = trusted_world(malicious=0.6, q=0.1)
     server = world.trusted_data
     assert isinstance(server, ServerData)
-    biased = server.held[world.labels[server.held] < 2]  # two classes of ten
+    biased = server.held[world.targets[server.held] < 2]  # two classes of ten
     world = replace(world, trusted_data=replace(server, held=biased))
     assert outcome(world, SignFlip(), "fltrust", rounds=30, batch=28).accuracy < 0.3
 
@@ -243,11 +243,11 @@ def test_diversefl_trusts_the_shared_sample() -> None:
     world = mlp_world(shared=8)
     server = world.trusted_data
     assert isinstance(server, ServerData)
-    labels = world.labels.clone()
+    labels = world.targets.clone()
     for client in world.malicious.nonzero().flatten().tolist():
         labels[server.shared[client]] = 9 - labels[server.shared[client]]
     honest_sample = outcome(world, LabelFlip(), "diversefl", rounds=25, batch=8)
-    world = replace(world, trusted_data=replace(server, labels=labels))
+    world = replace(world, trusted_data=replace(server, targets=labels))
     flipped_sample = outcome(world, LabelFlip(), "diversefl", rounds=25, batch=8)
     assert honest_sample.malicious_rejected > 0.5
     assert flipped_sample.malicious_rejected < 0.2
@@ -540,7 +540,7 @@ def test_backdoors_succeed_without_a_loss_of_accuracy() -> None:
         outcome(world, attack, "fedavg", rounds=100, batch=8).evaluation for attack in (Attack(), Backdoor())
     )
     never = evaluate(
-        world.task, world.task.initial(), load("digits").test_images, load("digits").test_labels, Backdoor(), 10
+        world.task, world.task.initial(), load("digits").test_inputs, load("digits").test_targets, Backdoor(), 10
     )
     assert attacked.attack_success is not None
     assert never.attack_success is not None

@@ -137,8 +137,9 @@ def test_stopped_and_resumed(tmp_path: Path) -> None:
 def test_batch_norm_on_both() -> None:
     """ResNet-18 with its statistics, one round each."""
     digits = load("digits")
-    images = digits.train_images.repeat(1, 3, 4, 4)  # digits blown up to 3 × 32 × 32: any data will do
-    data = replace(digits, train_images=images, mean=(0.3,) * 3, std=(0.4,) * 3)
+    images = digits.train_inputs.repeat(1, 3, 4, 4)  # digits blown up to 3 × 32 × 32: any data will do
+    shape = {"train_inputs": images, "test_inputs": digits.test_inputs.repeat(1, 3, 4, 4)}
+    data = replace(digits, **shape, mean=(0.3,) * 3, std=(0.4,) * 3)
     changes = ['model={name="resnet18"}', "training.batch=8", "training.sampled=3"]
     experiment = load_experiment(MNIST, changes)
     experiment = next(experiment.cells())
@@ -173,7 +174,7 @@ def test_replayed_training_equals_plain_training(steps: int) -> None:
         images = torch.rand(n, steps, 8, 3, 32, 32, device="cuda", generator=rng)
         labels = torch.randint(0, 10, (n, steps, 8), device="cuda", generator=rng)
         updates = train_clients(task, trainer, params, images, labels)
-        plain = torch.stack([trainer(task, params, to_channels_last(images[i]), labels[i]) for i in range(n)])
+        plain = torch.stack([trainer(task, params, to_channels_last(images[i], 2), labels[i]) for i in range(n)])
         assert torch.equal(updates, plain)
         if steps == 1:  # more of them amplify the rounding by which two kernels differ
             assert torch.allclose(updates, train_batched(task, trainer, params, images, labels), atol=2e-3)
@@ -191,7 +192,7 @@ def test_stacked_clients_train_as_each_does_alone_and_repeat_their_bits(monkeypa
         assert can_stack(task, trainer, 1)
         found = [train_clients(task, trainer, params, images, labels) for _ in range(2)]
         assert torch.equal(found[0], found[1])
-        for update, batch, truth in zip(found[0], to_channels_last(images), labels, strict=True):
+        for update, batch, truth in zip(found[0], to_channels_last(images, 3), labels, strict=True):
             plain = trainer(task, params, batch, truth)
             assert float((update - plain).norm()) <= 1e-4 * float(plain.norm())
         params = params + found[0].mean(dim=0)
@@ -217,7 +218,7 @@ def test_bfloat16_is_replayed_too() -> None:
     images = torch.rand(3, 1, 16, 3, 32, 32, device="cuda")
     labels = torch.randint(0, 10, (3, 1, 16), device="cuda")
     found = train_clients(rounded, LocalSGD(), rounded.initial(), images, labels)
-    for update, batch, truth in zip(found, to_channels_last(images), labels, strict=True):
+    for update, batch, truth in zip(found, to_channels_last(images, 3), labels, strict=True):
         plain = LocalSGD()(rounded, rounded.initial(), batch, truth)
         assert float((update - plain).norm()) <= 1e-3 * float(plain.norm())
     full = train_clients(exact, LocalSGD(), exact.initial(), images, labels)

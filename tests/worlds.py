@@ -50,19 +50,19 @@ def digits_world(
     torch.manual_seed(seed)
     is_malicious = torch.zeros(n_clients, dtype=torch.bool)
     is_malicious[torch.randperm(n_clients)[: round(malicious * n_clients)]] = True
-    held, free = torch.arange(trusted), torch.arange(trusted, len(digits.train_labels))
-    owned = LabelSkew(q)(digits.train_labels[free], 10, n_clients, seed)
+    held, free = torch.arange(trusted), torch.arange(trusted, len(digits.train_targets))
+    owned = LabelSkew(q)(digits.train_targets[free], 10, n_clients, seed)
     world = World(
         task=Task.of(model or small_cnn((1, 8, 8), 10, width=8), mean=digits.mean, std=digits.std),
-        images=digits.train_images,
-        labels=digits.train_labels,
+        inputs=digits.train_inputs,
+        targets=digits.train_targets,
         partition=[free[own] for own in owned],
         malicious=is_malicious,
         n_classes=10,
         trainer=LocalSGD(lr),
     )
     samples = {client: own[:shared] for client, own in enumerate(world.partition)} if shared else {}
-    server = ServerData(world.task, world.trainer, 1, 8, world.images, world.labels, held, samples)
+    server = ServerData(world.task, world.trainer, 1, 8, world.inputs, world.targets, held, samples)
     return replace(world, trusted_data=server)
 
 

@@ -83,12 +83,12 @@ def clipping_median(max_norm: float = 2.0) -> Defense:
     return Defense((WholeClip(max_norm),), Median())
 
 
-def resnet18_with_counters(shape: Shape, n_classes: int) -> nn.Module:
+def resnet18_with_counters(shape: Shape, n_outputs: int) -> nn.Module:
     """ResNet-18 whose 20 counters of batches travel with the weights, as a whole `state_dict` does.
 
     Each of them moves by 1 in every update, so that no update is shorter than √20.
     """
-    model = resnet18(shape, n_classes)
+    model = resnet18(shape, n_outputs)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.num_batches_tracked = torch.zeros(())

@@ -119,7 +119,7 @@ def test_the_targeted_form_turns_one_class_into_another() -> None:
     honest = list(simulate(world, Attack(), get("fedavg"), rounds=40, sampled=10, batch=8, seed=0))[-1].after
     attack, digits = ExplicitBoosting(5, source=1, target=7), load("digits")
     before, after = (
-        evaluate(world.task, params, digits.test_images, digits.test_labels, attack, 10)
+        evaluate(world.task, params, digits.test_inputs, digits.test_targets, attack, 10)
         for params in (
             honest.params,
             list(simulate(world, attack, get("fedavg"), rounds=44, sampled=10, batch=8, seed=0, resume=honest))[

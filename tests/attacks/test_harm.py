@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow  # trains for many rounds
 def trained() -> tuple[World, Snapshot]:
     """Twenty clients, four of them malicious, and a model that was trained centrally: 81 % accuracy."""
     world = digits_world(n_clients=20, malicious=0.2)
-    rows = torch.randint(0, len(world.labels), (1, 120, 32), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(0, len(world.targets), (1, 120, 32), generator=torch.Generator().manual_seed(0))
     start = world.task.initial()
     (update,) = train_clients(world.task, world.trainer, start, *world.gather(rows))
     return world, Snapshot(0, start + update, None, None)
@@ -59,7 +59,7 @@ def attacked(
     )  # fmt: skip
     digits = load("digits")
     informed = attack.with_state(last.after.attack_state)
-    return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, informed, 10)
+    return evaluate(world.task, last.after.params, digits.test_inputs, digits.test_targets, informed, 10)
 
 
 @cache

@@ -74,13 +74,13 @@ def test_the_trigger_alone_fools_an_honest_model() -> None:
     world, digits = digits_world(n_clients=20, malicious=0.0), load("digits")
     *_, last = simulate(world, Attack(), get("fedavg"), rounds=30, sampled=10, batch=8, seed=0, local_steps=2)
     attack = OptimizedTrigger(target=3, passes=40)
-    images, labels = to_unit_range(digits.train_images[:64]), digits.train_labels[:64]
+    images, labels = to_unit_range(digits.train_inputs[:64]), digits.train_targets[:64]
     _, state = attack.with_model(
         lambda batch, wanted: world.task.loss(last.after.params, batch, wanted), images, labels, attack.init()
     )
     assert isinstance(state, OptimizedTriggerState)
     gray, found = (
-        evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, informed, 10)
+        evaluate(world.task, last.after.params, digits.test_inputs, digits.test_targets, informed, 10)
         for informed in (attack, attack.with_state(state))
     )
     assert gray.attack_success is not None

@@ -60,7 +60,7 @@ def test_one_of_five_destroys_a_model_whose_statistics_are_averaged() -> None:
     params, order = task.initial(), torch.randperm(1280)
     images, labels = (
         data[order].view(5, 16, 16, *data.shape[1:])
-        for data in (to_unit_range(digits.train_images), digits.train_labels)
+        for data in (to_unit_range(digits.train_inputs), digits.train_targets)
     )
     for _ in range(4):
         updates = train_clients(task, LocalSGD(0.1), params, images, labels)
@@ -71,7 +71,7 @@ def test_one_of_five_destroys_a_model_whose_statistics_are_averaged() -> None:
     for where in task.layout.variances:  # as a server would keep it: no variance below zero
         poisoned[where] = poisoned[where].clamp_min(0)
     honest, attacked = (
-        evaluate(task, at, digits.test_images, digits.test_labels, Attack(), 10).accuracy for at in (params, poisoned)
+        evaluate(task, at, digits.test_inputs, digits.test_targets, Attack(), 10).accuracy for at in (params, poisoned)
     )
     assert honest > 0.85
     assert attacked < 0.5

@@ -90,15 +90,15 @@ def test_importing_pulls_in_nothing_heavy() -> None:
 
 def test_digits() -> None:
     digits = load("digits", download=False)
-    assert digits.train_images.shape == (1437, 1, 8, 8)
-    assert digits.test_images.shape == (360, 1, 8, 8)
-    assert digits.train_images.dtype == torch.uint8
-    assert (int(digits.train_images.min()), int(digits.train_images.max())) == (0, 255)
+    assert digits.train_inputs.shape == (1437, 1, 8, 8)
+    assert digits.test_inputs.shape == (360, 1, 8, 8)
+    assert digits.train_inputs.dtype == torch.uint8
+    assert (int(digits.train_inputs.min()), int(digits.train_inputs.max())) == (0, 255)
     assert digits.n_classes == 10
-    for labels, share in ((digits.train_labels, 143.7), (digits.test_labels, 36.0)):
+    for labels, share in ((digits.train_targets, 143.7), (digits.test_targets, 36.0)):
         assert labels.dtype == torch.int64
         assert (labels.bincount() - share).abs().max() < 5  # stratified
-    pixels = digits.train_images.double() / 255
+    pixels = digits.train_inputs.double() / 255
     assert digits.mean == (round(float(pixels.mean()), 4),)
     assert digits.std == (round(float(pixels.std(correction=0)), 4),)
 
@@ -110,8 +110,8 @@ def test_digits_are_split_alike_whatever_was_drawn_before() -> None:
     torch.manual_seed(2)
     np.random.seed(2)
     second = load("digits")
-    assert torch.equal(first.train_images, second.train_images)
-    assert first.test_labels[:10].tolist() == second.test_labels[:10].tolist() == [0, 2, 4, 7, 1, 6, 8, 9, 5, 3]
+    assert torch.equal(first.train_inputs, second.train_inputs)
+    assert first.test_targets[:10].tolist() == second.test_targets[:10].tolist() == [0, 2, 4, 7, 1, 6, 8, 9, 5, 3]
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
@@ -119,11 +119,11 @@ def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits  # here, because the import takes a second in every process
 
     bundled, digits = load_digits(), load("digits")
-    images = torch.cat([digits.train_images, digits.test_images])
+    images = torch.cat([digits.train_inputs, digits.test_inputs])
     assert sorted(map(tuple, images.flatten(1).tolist())) == sorted(
         map(tuple, np.rint(bundled.data * 255 / 16).astype(int).tolist())
     )
-    labels = torch.cat([digits.train_labels, digits.test_labels])
+    labels = torch.cat([digits.train_targets, digits.test_targets])
     assert torch.bincount(labels).tolist() == np.bincount(bundled.target).tolist()
 
 
@@ -205,11 +205,11 @@ def test_every_form_of_cifar_10_is_offered(tmp_path: Path) -> None:
 def test_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = tiny("tiny", 0, monkeypatch)
     dataset = load("tiny", put(files, tmp_path / "tiny").parent)
-    assert dataset.train_images.numpy().tobytes() == files[NAMES[0]][16:]
-    assert bytes(dataset.train_labels.tolist()) == files[NAMES[1]][8:]
-    assert dataset.test_images.numpy().tobytes() == files[NAMES[2]][16:]
-    assert bytes(dataset.test_labels.tolist()) == files[NAMES[3]][8:]
-    assert dataset.train_images.shape == (6, 1, 5, 5)
+    assert dataset.train_inputs.numpy().tobytes() == files[NAMES[0]][16:]
+    assert bytes(dataset.train_targets.tolist()) == files[NAMES[1]][8:]
+    assert dataset.test_inputs.numpy().tobytes() == files[NAMES[2]][16:]
+    assert bytes(dataset.test_targets.tolist()) == files[NAMES[3]][8:]
+    assert dataset.train_inputs.shape == (6, 1, 5, 5)
     assert (dataset.name, dataset.classes, dataset.n_classes, dataset.note) == ("tiny", ("a", "b", "c"), 3, "")
 
 
@@ -247,7 +247,7 @@ def test_an_incomplete_folder_of_batches_is_named(tmp_path: Path, monkeypatch: p
     with pytest.raises(DataError, match=rf"{folder} \(training\): needed images of shape \(2, .*found \(1, "):
         load("c", tmp_path)
     put({"data_batch_2.bin": bytes(3073)}, folder)
-    assert load("c", tmp_path).train_images.shape == (2, 3, 32, 32)
+    assert load("c", tmp_path).train_inputs.shape == (2, 3, 32, 32)
 
 
 # The real files
@@ -268,11 +268,11 @@ def real(name: str, folder: Path) -> Dataset:
 )
 def test_real_idx_files(real_data: Path, name: str, train: list[int], test: list[int]) -> None:
     dataset = real(name, real_data)
-    assert dataset.train_images.shape == (60_000, 1, 28, 28)
-    assert dataset.test_images.shape == (10_000, 1, 28, 28)
-    assert dataset.train_labels[:8].tolist() == train
-    assert dataset.test_labels[:8].tolist() == test
-    pixels = dataset.train_images.float() / 255
+    assert dataset.train_inputs.shape == (60_000, 1, 28, 28)
+    assert dataset.test_inputs.shape == (10_000, 1, 28, 28)
+    assert dataset.train_targets[:8].tolist() == train
+    assert dataset.test_targets[:8].tolist() == test
+    pixels = dataset.train_inputs.float() / 255
     assert float(pixels.mean()) == pytest.approx(dataset.mean[0], abs=2e-4)
     assert float(pixels.std()) == pytest.approx(dataset.std[0], abs=2e-4)
 
@@ -286,11 +286,11 @@ def test_the_real_mnist_folder_is_not_fashion_mnist(real_data: Path) -> None:
 @pytest.mark.slow
 def test_real_cifar_10(real_data: Path) -> None:
     dataset = real("cifar-10", real_data)
-    assert dataset.train_images.shape == (50_000, 3, 32, 32)
-    assert dataset.test_images.shape == (10_000, 3, 32, 32)
-    assert dataset.train_labels.bincount().tolist() == [5000] * 10
-    assert dataset.test_labels.bincount().tolist() == [1000] * 10
-    means = (dataset.train_images.float() / 255).mean((0, 2, 3))
+    assert dataset.train_inputs.shape == (50_000, 3, 32, 32)
+    assert dataset.test_inputs.shape == (10_000, 3, 32, 32)
+    assert dataset.train_targets.bincount().tolist() == [5000] * 10
+    assert dataset.test_targets.bincount().tolist() == [1000] * 10
+    means = (dataset.train_inputs.float() / 255).mean((0, 2, 3))
     assert means.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-3)
     if str(where("cifar-10", real_data)).endswith("cifar10-images.tar.xz"):
         assert dataset.note == "CIFAR-10 (JPEG)"

@@ -211,8 +211,8 @@ def test_load_downloads_once(server: Server, tmp_path: Path, monkeypatch: pytest
     calls: list[tuple[str, int, int]] = []
     for _ in range(2):
         dataset = load("tiny", tmp_path / "given", lambda *call: calls.append(call))
-        assert bytes(dataset.train_images.flatten().tolist()) == b"ab"
-        assert dataset.test_labels.tolist() == [1, 0]
+        assert bytes(dataset.train_inputs.flatten().tolist()) == b"ab"
+        assert dataset.test_targets.tolist() == [1, 0]
     assert where("tiny", tmp_path / "given") == tmp_path / "given" / "tiny"
     assert [path.name for path in everything(tmp_path)] == sorted(server.pages)
     assert server.asked == [f"/fine/{name}" for name in server.pages]
@@ -278,4 +278,4 @@ def test_without_pooch_datasets_are_read_from_disk_but_not_downloaded(
     folder.mkdir(parents=True)
     for name, data in server.pages.items():
         (folder / name).write_bytes(data)
-    assert load("tiny", tmp_path / "given").test_labels.tolist() == [1, 0]
+    assert load("tiny", tmp_path / "given").test_targets.tolist() == [1, 0]

@@ -80,8 +80,8 @@ def test_the_simulated_world_has_no_honest_sample(seed: int) -> None:
     world = digits_world(seed)
     simulated = build_attackers_world(world, LabelSkew(0.5), seed)
     own = [row for client, rows in enumerate(world.partition) if world.malicious[client] for row in rows.tolist()]
-    assert torch.equal(simulated.images, world.images[own])
-    assert torch.equal(simulated.labels, world.labels[own])
+    assert torch.equal(simulated.inputs, world.inputs[own])
+    assert torch.equal(simulated.targets, world.targets[own])
     assert sorted(row for rows in simulated.partition for row in rows.tolist()) == list(range(len(own)))
     assert len(simulated.partition) == len(world.partition)
     assert torch.equal(simulated.malicious, world.malicious)
@@ -90,11 +90,11 @@ def test_the_simulated_world_has_no_honest_sample(seed: int) -> None:
 def test_the_data_of_honest_clients_have_no_effect() -> None:
     world = digits_world()
     honest = torch.cat([rows for client, rows in enumerate(world.partition) if not world.malicious[client]])
-    spoiled = world.images.clone()
+    spoiled = world.inputs.clone()
     spoiled[honest] = 0
     seen = []
-    for images in (world.images, spoiled):
-        env = environment(replace(world, images=images))
+    for images in (world.inputs, spoiled):
+        env = environment(replace(world, inputs=images))
         first, _ = env.reset(seed=0)
         seen.append((first, env.step(np.ones(2, dtype=np.float32))[0]))
     assert np.array_equal(seen[0][0], seen[1][0])
@@ -105,12 +105,12 @@ def test_the_servers_data_are_simulated_too() -> None:
     world = digits_world()
     assert build_attackers_world(replace(world, trusted_data=None)).trusted_data is None
     shared = {client: rows[:2] for client, rows in enumerate(world.partition)}
-    data = ServerData(world.task, world.trainer, 1, 4, world.images, world.labels, torch.arange(30), shared)
+    data = ServerData(world.task, world.trainer, 1, 4, world.inputs, world.targets, torch.arange(30), shared)
     simulated = build_attackers_world(replace(world, trusted_data=data))
     held = simulated.trusted_data
     assert isinstance(held, ServerData)
-    assert held.images is simulated.images
-    assert held.labels is simulated.labels
+    assert held.inputs is simulated.inputs
+    assert held.targets is simulated.targets
     assert len(held.held) == 30
     for client, rows in held.shared.items():
         assert set(rows.tolist()) <= set(simulated.partition[client].tolist())
@@ -156,8 +156,8 @@ def test_the_reward_is_the_rise_of_the_loss_between_decisions() -> None:
     at_decisions = [model for model, acts in zip(params, attacked[1:], strict=False) if acts]  # before each decision
     assert not any(attacked[:3])
     assert not all(attacked[3:20])  # some rounds have no attacker
-    images = world.images.float() / 255 if world.images.dtype == torch.uint8 else world.images
-    expected = [float(cross_entropy(world.task.logits(model, images), world.labels)) for model in at_decisions[:9]]
+    images = world.inputs.float() / 255 if world.inputs.dtype == torch.uint8 else world.inputs
+    expected = [float(cross_entropy(world.task.logits(model, images), world.targets)) for model in at_decisions[:9]]
     assert losses == pytest.approx(expected, rel=1e-4)
     assert rewards == pytest.approx(np.diff(expected), abs=1e-4)
 

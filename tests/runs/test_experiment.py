@@ -226,7 +226,7 @@ MISTAKES = [
     ),
     ("[[defenses]]\nname = 3", "defense.name must be a string, got 3"),
     ("[[defenses]]\nname = 'krum'\nlabel = 'a'\n[[defenses]]\nname = 'krum'\nlabel = 'b'", "'a' and 'b' are the same"),
-    ("[model]\nname = 'torch.nn:Linear'", "model torch.nn:Linear must take shape and n_classes, got in_features"),
+    ("[model]\nname = 'torch.nn:Linear'", "model torch.nn:Linear must take shape and n_outputs, got in_features"),
     ("data = 3", "data must be a table, got 3"),
     ("x = ", "is not valid TOML"),
 ]
@@ -279,8 +279,8 @@ class Mine(Filter):
 def defense() -> Defense:
     return Defense((Mine(),), Mean())
 
-def network(shape: tuple[int, ...], n_classes: int, hidden: int = 8) -> torch.nn.Module:
-    return mlp(shape, n_classes, hidden)
+def network(shape: tuple[int, ...], n_outputs: int, hidden: int = 8) -> torch.nn.Module:
+    return mlp(shape, n_outputs, hidden)
 """
 
 
@@ -363,7 +363,7 @@ class Named(Attack):
 def labeled(label: str = "x") -> Defense:
     return get("fedavg")
 
-def network(shape: tuple[int, ...], n_classes: int, name: str = "x") -> nn.Module: ...
+def network(shape: tuple[int, ...], n_outputs: int, name: str = "x") -> nn.Module: ...
 """
 
 

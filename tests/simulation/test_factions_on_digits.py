@@ -23,7 +23,7 @@ def train(
     """Train and return the accuracy. 30 % of the clients are malicious from the first round on."""
     world, digits = make(), load("digits")
     *_, last = simulate(world, attack, get(name), rounds=rounds, sampled=sampled, batch=16, seed=0)
-    return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10).accuracy
+    return evaluate(world.task, last.after.params, digits.test_inputs, digits.test_targets, attack, 10).accuracy
 
 
 @pytest.mark.parametrize(

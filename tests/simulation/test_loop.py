@@ -33,7 +33,7 @@ def run(world: World, attack: Attack, defense: Defense, rounds: int = 40, **opti
 
 def evaluate_round(world: World, last: Round, attack: Attack = Attack()) -> Evaluation:
     digits = load("digits")
-    return evaluate(world.task, last.after.params, digits.test_images, digits.test_labels, attack, 10)
+    return evaluate(world.task, last.after.params, digits.test_inputs, digits.test_targets, attack, 10)
 
 
 @pytest.fixture(scope="module")
@@ -299,14 +299,14 @@ def test_sampling_is_never_all_malicious_when_avoidable() -> None:
 
 def test_batches_hold_the_clients_own_samples_without_repetition() -> None:
     world = digits_world()
-    world = replace(world, images=torch.arange(len(world.labels)).float().view(-1, 1, 1, 1))
+    world = replace(world, inputs=torch.arange(len(world.targets)).float().view(-1, 1, 1, 1))
     clients = torch.tensor([3, 8])
     images, labels = world.draw_batches(clients, 2, 10, generator(0))
     assert images.shape == (2, 2, 10, 1, 1, 1)
     for client, rows, own_labels in zip(clients.tolist(), images.flatten(1).long(), labels.flatten(1), strict=True):
         assert set(rows.tolist()) <= set(world.partition[client].tolist())
         assert len(set(rows.tolist())) == 20  # about 29 each: one pass
-        assert torch.equal(world.labels[rows], own_labels)
+        assert torch.equal(world.targets[rows], own_labels)
     rows = world.draw_batches(clients, 1, 100, generator(0))[0].flatten(1).long()
     assert set(rows[0].tolist()) == set(world.partition[3].tolist())  # several passes
 

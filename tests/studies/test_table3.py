@@ -17,8 +17,8 @@ import torch
 from cosdefense import Cohort, Defense, Judgment
 from cosdefense.aggregators import Mean
 from cosdefense.core import State
+from cosdefense.data import Dataset
 from cosdefense.data import load as load_data
-from cosdefense.data.datasets import Dataset
 from cosdefense.filters import CosDefense
 from cosdefense.runs.experiment import Experiment
 from cosdefense.runs.experiment_file import load

@@ -36,7 +36,7 @@ def test_the_server_holds_what_no_client_has() -> None:
     held = server.held.tolist()
     assert len(set(held)) == 40
     assert not set(held) & set(owned)
-    assert set(held) | set(owned) == set(range(len(world.labels)))  # rows of the training set, all of them
+    assert set(held) | set(owned) == set(range(len(world.targets)))  # rows of the training set, all of them
 
 
 def test_clients_share_some_of_their_own() -> None:
@@ -63,7 +63,7 @@ def test_the_update_is_that_of_a_client_with_this_data() -> None:
     assert not torch.equal(found, server.update(params, seed=4))
     everything = replace(server, batch=8, steps=1)
     rows = server.held
-    images, labels = world.images[rows][None, None].float() / 255, world.labels[rows][None, None]
+    images, labels = world.inputs[rows][None, None].float() / 255, world.targets[rows][None, None]
     expected = train_clients(world.task, world.trainer, params, images, labels)[0]
     assert torch.allclose(everything.update(params, seed=0), expected, atol=1e-6)
 

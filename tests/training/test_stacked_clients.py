@@ -24,7 +24,7 @@ CONVOLUTIONS = nn.Sequential(  # rows and columns differ in everything; pixels t
 @pytest.mark.parametrize("model", [CONVOLUTIONS, small_cnn(SHAPE, 10, 4), mlp(SHAPE, 10)])
 def test_stacked_clients_train_as_each_does_alone(model: nn.Module) -> None:
     task, trainer = Task.of(model.double(), mean=(0.1, 0.2, 0.3), std=(0.3, 0.4, 0.5)), LocalSGD(0.1, 0.5, 0.01)
-    images = to_channels_last(torch.rand(4, 1, 6, *SHAPE, dtype=torch.float64))
+    images = to_channels_last(torch.rand(4, 1, 6, *SHAPE, dtype=torch.float64), 3)
     labels = torch.randint(0, 10, (4, 1, 6))
     params = task.initial()
     stacked = train_together(make_stackable(task), trainer, params, images, labels)

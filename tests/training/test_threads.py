@@ -55,7 +55,9 @@ def train_in_order(task: Task, trainer: LocalSGD, start: Tensor, images: Tensor,
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return torch.stack([trainer(task, start, to_channels_last(x), y) for x, y in zip(images, labels, strict=True)])
+        return torch.stack(
+            [trainer(task, start, to_channels_last(x, 2), y) for x, y in zip(images, labels, strict=True)]
+        )
     finally:
         torch.set_num_threads(before)
 

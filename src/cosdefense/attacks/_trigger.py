@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.sample_checks import require_images, require_one_class, require_pixels
 from ._scaled_poisoning import ScaledPoisoning
 
 
@@ -46,6 +47,10 @@ class TriggerAttack(ScaledPoisoning):
         """The images with the trigger that malicious clients train on."""
         return self.add_trigger(images)
 
+    def check_data(self, inputs: Tensor, targets: Tensor, n_classes: int) -> None:
+        require_pixels(type(self).__name__, inputs)
+        require_one_class(type(self).__name__, targets, n_classes)
+
     def poison(
         self,
         images: Float[Tensor, "*batch channels height width"],
@@ -55,6 +60,7 @@ class TriggerAttack(ScaledPoisoning):
         clients: Int[Tensor, " m"] | None = None,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         self._check_target(n_classes)
+        require_images(type(self).__name__, images, labels)
         n_poisoned = max(1, round(self.fraction * labels.shape[-1]))  # the first of each batch: batches are shuffled
         images, labels = images.clone(), labels.clone()
         images[..., :n_poisoned, :, :, :] = self.add_training_trigger(images[..., :n_poisoned, :, :, :], clients)
@@ -65,6 +71,7 @@ class TriggerAttack(ScaledPoisoning):
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
         self._check_target(n_classes)
+        require_images(type(self).__name__, images, labels)
         return self.add_trigger(images), torch.where(labels == self.target, -1, self.target)
 
     def _check_target(self, n_classes: int) -> None:

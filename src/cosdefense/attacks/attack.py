@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ..core import ClientHook, Cohort, Defense, Layout, Loss, State
+
+Samples = Shaped[Tensor, "..."]  # inputs, or targets: attacks that need images or classes say so in `check_data`
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,15 @@ class Attack:
         """Return the state before the first round."""
         return None
 
+    def check_data(self, inputs: Samples, targets: Samples, n_classes: int) -> None:
+        """Refuse samples that the attack was not made for, by an `UnsuitableData`. Called once, before the first round.
+
+        Args:
+            inputs: Those of all training samples: bytes are pixels, and reach `poison` as numbers in [0, 1].
+            targets: Their classes or values.
+            n_classes: The number of classes. 0: the targets are values.
+        """
+
     def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
         """Give the attack access to the server's defense. The simulator calls this in every round, before `forge`.
 
@@ -59,9 +70,7 @@ class Attack:
         """
         return self, state
 
-    def with_model(
-        self, loss: Loss, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], state: State
-    ) -> tuple[Attack, State]:
+    def with_model(self, loss: Loss, images: Samples, labels: Samples, state: State) -> tuple[Attack, State]:
         """Give the attack access to the global model and to the malicious clients' own data, before they train.
 
         Args:
@@ -81,12 +90,12 @@ class Attack:
 
     def poison(
         self,
-        images: Float[Tensor, "*batch channels height width"],
-        labels: Int[Tensor, "*batch"],
+        images: Samples,
+        labels: Samples,
         n_classes: int,
         rng: torch.Generator,
         clients: Int[Tensor, " m"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+    ) -> tuple[Samples, Samples]:
         """Change the training batches of malicious clients, before they train. Pixels are in [0, 1].
 
         `clients` are their identities, one for each entry of the first dimension. None: all images are of one client.
@@ -103,9 +112,7 @@ class Attack:
         """Return the updates that are sent, and the new state. The caller uses only the malicious rows."""
         return cohort.updates, state
 
-    def prepare_evaluation(
-        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
-    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
+    def prepare_evaluation(self, images: Samples, labels: Samples, n_classes: int) -> tuple[Samples, Samples] | None:
         """Prepare test images for measuring the success of a targeted attack.
 
         Returns:

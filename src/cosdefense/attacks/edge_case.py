@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.sample_checks import require_images, require_one_class, require_pixels
 from ._scaled_poisoning import ScaledPoisoning
 
 
@@ -50,6 +51,10 @@ class EdgeCase(ScaledPoisoning):
             raise ValueError(f"EdgeCase.quarter_turns must be from 1 to 3, got {self.quarter_turns}")
         self._check_poisoning()
 
+    def check_data(self, inputs: Tensor, targets: Tensor, n_classes: int) -> None:
+        require_pixels(type(self).__name__, inputs)
+        require_one_class(type(self).__name__, targets, n_classes)
+
     def poison(
         self,
         images: Float[Tensor, "*batch channels height width"],
@@ -59,6 +64,7 @@ class EdgeCase(ScaledPoisoning):
         clients: Int[Tensor, " m"] | None = None,
     ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
         self._check_classes(n_classes)
+        require_images(type(self).__name__, images, labels)
         poisoned_images = images.clone(memory_format=torch.contiguous_format)
         poisoned_labels = labels.clone(memory_format=torch.contiguous_format)
         shape, size = images.shape[-3:], labels.shape[-1]
@@ -77,6 +83,7 @@ class EdgeCase(ScaledPoisoning):
         self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
     ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
         self._check_classes(n_classes)
+        require_images(type(self).__name__, images, labels)
         return self._rotate(images), torch.where(labels == self.source, self.target, -1)
 
     def _rotate(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:

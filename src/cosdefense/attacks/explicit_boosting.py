@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core import Cohort, Layout, State
-from .attack import Attack, TrainingPlan
+from ..core.sample_checks import require_classes
+from .attack import Attack, Samples, TrainingPlan
 from .label_flip import LabelFlip
 
 
@@ -44,6 +45,10 @@ class ExplicitBoosting(Attack):
         if self.steps < 1:
             raise ValueError(f"ExplicitBoosting.steps must be at least 1, got {self.steps}")
 
+    def check_data(self, inputs: Samples, targets: Samples, n_classes: int) -> None:
+        if self.target is not None:
+            require_classes(type(self).__name__, targets, n_classes)
+
     def plan_training(
         self, params: Float[Tensor, " d"], layout: Layout, n_malicious: int, state: State
     ) -> TrainingPlan:
@@ -51,19 +56,17 @@ class ExplicitBoosting(Attack):
 
     def poison(
         self,
-        images: Float[Tensor, "*batch channels height width"],
-        labels: Int[Tensor, "*batch"],
+        images: Samples,
+        labels: Samples,
         n_classes: int,
         rng: torch.Generator,
         clients: Int[Tensor, " m"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+    ) -> tuple[Samples, Samples]:
         if self.target is None:
             return images, labels
         return LabelFlip(self.source, self.target).poison(images, labels, n_classes, rng)
 
-    def prepare_evaluation(
-        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
-    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
+    def prepare_evaluation(self, images: Samples, labels: Samples, n_classes: int) -> tuple[Samples, Samples] | None:
         if self.target is None:
             return None
         return LabelFlip(self.source, self.target).prepare_evaluation(images, labels, n_classes)

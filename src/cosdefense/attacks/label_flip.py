@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from .attack import Attack
+from ..core.sample_checks import require_classes
+from .attack import Attack, Samples
 
 
 @dataclass(frozen=True)
@@ -39,23 +40,24 @@ class LabelFlip(Attack):
         if self.source is not None and self.source == self.target:
             raise ValueError(f"LabelFlip needs a source that differs from its target, got {self.source} for both")
 
+    def check_data(self, inputs: Samples, targets: Samples, n_classes: int) -> None:
+        require_classes(type(self).__name__, targets, n_classes)
+
     def poison(
         self,
-        images: Float[Tensor, "*batch channels height width"],
-        labels: Int[Tensor, "*batch"],
+        images: Samples,
+        labels: Samples,
         n_classes: int,
         rng: torch.Generator,
         clients: Int[Tensor, " m"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+    ) -> tuple[Samples, Samples]:
         return images, self._flip(labels, n_classes)
 
-    def prepare_evaluation(
-        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
-    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]]:
+    def prepare_evaluation(self, images: Samples, labels: Samples, n_classes: int) -> tuple[Samples, Samples]:
         wanted = self._flip(labels, n_classes)
         return images, torch.where(wanted == labels, -1, wanted)
 
-    def _flip(self, labels: Int[Tensor, "*batch"], n_classes: int) -> Int[Tensor, "*batch"]:
+    def _flip(self, labels: Samples, n_classes: int) -> Samples:
         if self.source is None or self.target is None:
             return n_classes - 1 - labels
         if not (0 <= self.source < n_classes and 0 <= self.target < n_classes):

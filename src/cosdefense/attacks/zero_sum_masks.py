@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core import Cohort, Defense, Layout, Loss, State
 from ..ops import row_norms
 from ._geometry import draw_unit_vectors
-from .attack import Attack, TrainingPlan
+from .attack import Attack, Samples, TrainingPlan
 from .inner_product import InnerProduct
 
 
@@ -45,6 +45,9 @@ class ZeroSumMasks(Attack):
         if not 0 < self.strength < math.inf:
             raise ValueError(f"ZeroSumMasks.strength must be positive and finite, got {self.strength}")
 
+    def check_data(self, inputs: Samples, targets: Samples, n_classes: int) -> None:
+        self.attack.check_data(inputs, targets, n_classes)
+
     def init(self) -> State:
         return self.attack.init()
 
@@ -52,9 +55,7 @@ class ZeroSumMasks(Attack):
         attack, state = self.attack.with_defense(defense, memory, state)
         return replace(self, attack=attack), state
 
-    def with_model(
-        self, loss: Loss, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], state: State
-    ) -> tuple[Attack, State]:
+    def with_model(self, loss: Loss, images: Samples, labels: Samples, state: State) -> tuple[Attack, State]:
         attack, state = self.attack.with_model(loss, images, labels, state)
         return replace(self, attack=attack), state
 
@@ -63,12 +64,12 @@ class ZeroSumMasks(Attack):
 
     def poison(
         self,
-        images: Float[Tensor, "*batch channels height width"],
-        labels: Int[Tensor, "*batch"],
+        images: Samples,
+        labels: Samples,
         n_classes: int,
         rng: torch.Generator,
         clients: Int[Tensor, " m"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch channels height width"], Int[Tensor, "*batch"]]:
+    ) -> tuple[Samples, Samples]:
         return self.attack.poison(images, labels, n_classes, rng, clients)
 
     def plan_training(
@@ -76,9 +77,7 @@ class ZeroSumMasks(Attack):
     ) -> TrainingPlan:
         return self.attack.plan_training(params, layout, n_malicious, state)
 
-    def prepare_evaluation(
-        self, images: Float[Tensor, "b channels height width"], labels: Int[Tensor, " b"], n_classes: int
-    ) -> tuple[Float[Tensor, "b channels height width"], Int[Tensor, " b"]] | None:
+    def prepare_evaluation(self, images: Samples, labels: Samples, n_classes: int) -> tuple[Samples, Samples] | None:
         return self.attack.prepare_evaluation(images, labels, n_classes)
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:

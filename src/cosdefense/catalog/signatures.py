@@ -48,9 +48,9 @@ def options_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def required_by(target: Callable[..., Any]) -> list[str]:
-    """Options without a default. `shape` and `n_classes` of a model come from the data, not from the user."""
+    """Options without a default. `shape` and `n_outputs` of a model come from the data, not from the user."""
     parameters = inspect.signature(target).parameters
-    given = ("shape", "n_classes")
+    given = ("shape", "n_outputs")
     return [name for name, p in parameters.items() if p.default is inspect.Parameter.empty and name not in given]
 
 

@@ -77,8 +77,8 @@ def reproduce(
 
 def _finish_drift(planned: Sequence[Experiment], folder: Path, execution: Execution) -> None:
     """Make the runs of the paper's figure 1, on this machine and one after the other."""
-    from ..data import datasets
     from ..runs import provenance
+    from ..runs.data_section import load_dataset
     from ..runs.device import choose_device
     from ..studies.paper.drift import run_drift
 
@@ -86,7 +86,7 @@ def _finish_drift(planned: Sequence[Experiment], folder: Path, execution: Execut
     with resume_hint(), progress_bars() as bars:
         for run in planned:
             bar = bars.add_task(f"figure 1 · seed {run.seeds[0]}", total=run.training.rounds, note="")
-            dataset = datasets.load(run.data.dataset, execution.data_dir, progress=DownloadProgress(bars))
+            dataset = load_dataset(run, execution.data_dir, progress=DownloadProgress(bars))
             update = partial(_update, bars, bar)
             result = run_drift(run, run.folder(folder), dataset, device, notes=notes, on_measurement=update)
             update(len(result.measurements))

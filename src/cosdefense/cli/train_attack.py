@@ -53,8 +53,8 @@ def train_attack(
     """
     import torch
 
-    from ..data import datasets
     from ..reinforcement import TrainingInterrupted, train_policy
+    from ..runs.data_section import load_dataset
     from ..runs.device import choose_device, reproducible
     from ..runs.experiment_file import load
     from ..runs.memory import keep_freed_memory
@@ -78,7 +78,7 @@ def train_attack(
     keep_freed_memory()
     try:
         with progress_bars() as bars, reproducible(tf32=cell.training.tf32):
-            dataset = datasets.load(cell.data.dataset, data_dir, progress=DownloadProgress(bars))
+            dataset = load_dataset(cell, data_dir, progress=DownloadProgress(bars))
             dry_run(cell, dataset)
             trained = train_policy(cell, dataset, chosen, out, options, training_progress(bars, steps))
     except TrainingInterrupted as stopped:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from .cohort import Cohort
@@ -101,9 +101,18 @@ class ClientHook:
     # Whether `send` changes the update. Only then it is called, and clients remember something between rounds.
     keeps_memory: ClassVar[bool] = False
 
+    def check_data(self, inputs: Tensor, targets: Tensor, n_classes: int) -> None:
+        """Refuse samples that the hook was not made for, by an `UnsuitableData`. Called once, before the first round.
+
+        Args:
+            inputs: Those of all training samples: bytes are pixels, and reach `batch` as numbers in [0, 1].
+            targets: Their classes or values.
+            n_classes: The number of classes. 0: the targets are values.
+        """
+
     def batch(
-        self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
-    ) -> tuple[Float[Tensor, "b *shape"], Int[Tensor, " b"]]:
+        self, loss: Loss, images: Shaped[Tensor, "b *shape"], labels: Shaped[Tensor, "b *targets"]
+    ) -> tuple[Shaped[Tensor, "b *shape"], Shaped[Tensor, "b *targets"]]:
         """The batch to train on instead; `loss` is that of the parameters before the step."""
         return images, labels
 

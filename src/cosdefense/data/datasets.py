@@ -1,59 +1,43 @@
-"""The datasets by name: found on disk or downloaded, verified, read."""
+"""Datasets by name: those of the catalog are found on disk or downloaded, verified and read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ..catalog.options import unknown_name_error
+from ..catalog.options import ConfigError, unknown_name_error
+from .dataset import Dataset
 from .download import download as download_file
 from .known_datasets import DATASETS, Specification
 from .parsers import DataError, Progress, Split
 from .releases import Release
+from .sources import read_source
 
 DEBIAN = Path("/usr/share/datasets")  # where Debian's dataset-fashion-mnist puts its files
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Labeled images, for training and for testing."""
+def load(
+    name: str, data_dir: Path | None = None, progress: Progress | None = None, download: bool = True, **options: Any
+) -> Dataset:
+    """Read a dataset: one of the catalog by its name, or your own.
 
-    name: str
-    train_images: UInt8[Tensor, "m c h w"]
-    train_labels: Int64[Tensor, " m"]
-    test_images: UInt8[Tensor, "k c h w"]
-    test_labels: Int64[Tensor, " k"]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
-    std: tuple[float, ...]
-    note: str = ""  # what to write beside numbers measured on it
-
-    @property
-    def n_classes(self) -> int:
-        return len(self.classes)
-
-    def to(self, device: torch.device) -> Dataset:
-        """The same samples on this device."""
-        return replace(
-            self,
-            train_images=self.train_images.to(device),
-            train_labels=self.train_labels.to(device),
-            test_images=self.test_images.to(device),
-            test_labels=self.test_labels.to(device),
-        )
-
-
-def load(name: str, data_dir: Path | None = None, progress: Progress | None = None, download: bool = True) -> Dataset:
-    """Read the dataset from disk. If it is not there and `download` allows it, download it first."""
-    specification = _specification(name)
+    Your own is a file (`table.csv`, `arrays.npz`), a folder of images, a folder that Hugging Face's `datasets` saved,
+    or a function that returns a `Dataset`, as "package.module:function". `options` are those of its reader. One of
+    the catalog is downloaded if it is not on disk and `download` allows it.
+    """
+    if name not in DATASETS:
+        return read_source(name, options)
+    if options:
+        raise ConfigError(f"dataset {name} takes no options, got {', '.join(options)}")
+    specification = DATASETS[name]
     release, path = _obtain(specification, data_dir, progress, download)
     train, test = release.read(path, progress)
     return Dataset(

@@ -1,39 +1,54 @@
-"""How the training samples are split among the clients. Every sample is given to exactly one of them."""
+"""How the training samples are split among the clients. No sample is given to two of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-Owners = Int[Tensor, " m"]  # for every sample, the client that owns it
+Owners = Int[Tensor, " _"]  # for every sample, the client that owns it
+
+OTHERS = 'choose partition = { name = "iid" } or { name = "quantity-skew" }'
 
 
 class Partition(ABC):
     """A way to split: a frozen dataclass of its options."""
 
+    needs_classes: ClassVar[bool] = True
+    keeps_owners: ClassVar[bool] = False  # whether clients are those that the data name
+
     @abstractmethod
     def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
         """The owner of every sample."""
 
-    def __call__(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, seed: int) -> list[Int[Tensor, " _"]]:
-        """Split the samples: the rows of every client, at least one each."""
+    def __call__(
+        self, labels: Tensor, n_classes: int, n_clients: int, seed: int, owners: Owners | None = None
+    ) -> list[Int[Tensor, " _"]]:
+        """Split the samples: the rows of every client, at least one each.
+
+        `n_classes` is 0 where the labels are values. `owners` is the client of every sample, where the data say so.
+        """
+        if self.needs_classes and (n_classes == 0 or labels.ndim != 1):
+            raise ValueError(f"{type(self).__name__} needs one class per sample, found other targets: {OTHERS}")
         if not 1 <= n_clients <= len(labels):
             raise ValueError(f"{len(labels)} samples can be split among 1 to {len(labels)} clients, not {n_clients}")
         rng = np.random.default_rng(seed)
-        owners = _fill_empty_clients(self.assign(labels, n_classes, n_clients, rng), n_clients)
-        return [(owners == client).nonzero().flatten() for client in range(n_clients)]
+        assigned = _fill_empty_clients(self.assign(labels, n_classes, n_clients, rng), n_clients)
+        return [(assigned == client).nonzero().flatten() for client in range(n_clients)]
 
 
 @dataclass(frozen=True)
 class Iid(Partition):
     """Shuffled and dealt out evenly."""
 
-    def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+    needs_classes: ClassVar[bool] = False
+
+    def assign(self, labels: Tensor, n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
         return _deal(len(labels), n_clients, rng)
 
 
@@ -54,7 +69,10 @@ class LabelSkew(Partition):
 
     def assign(self, labels: Int[Tensor, " m"], n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
         if n_clients < n_classes:
-            raise ValueError(f"label skew needs at least one client per class ({n_classes}), got {n_clients}")
+            raise ValueError(
+                f"label skew needs at least one client per class ({n_classes}), got {n_clients}: choose "
+                'partition = { name = "dirichlet" } or { name = "iid" }'
+            )
         stays = rng.random(len(labels)) < self.q
         # An offset of 1 … C−1 from the own group hits every other group alike.
         offset = np.where(stays, 0, rng.integers(1, n_classes, len(labels)) if n_classes > 1 else 0)
@@ -116,11 +134,70 @@ class Shards(Partition):
         return torch.from_numpy(owners)
 
 
+@dataclass(frozen=True)
+class QuantitySkew(Partition):
+    """Shuffled, and dealt out in shares drawn from Dirichlet(alpha): clients differ in how many samples they have.
+
+    Li, Diao, Chen, He. Federated Learning on Non-IID Data Silos: An Experimental Study. ICDE 2022.
+    https://arxiv.org/abs/2102.02079
+    """
+
+    needs_classes: ClassVar[bool] = False
+
+    alpha: float = 0.5  # small: few clients have nearly everything; large: all have as much
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be positive, got {self.alpha}")
+
+    def assign(self, labels: Tensor, n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        order, shares = rng.permutation(len(labels)), rng.dirichlet(np.full(n_clients, self.alpha))
+        cuts = (np.cumsum(shares)[:-1] * len(labels)).round().astype(np.int64)
+        owners = np.empty(len(labels), dtype=np.int64)
+        for client, samples in enumerate(np.split(order, cuts)):
+            owners[samples] = client
+        return torch.from_numpy(owners)
+
+
+@dataclass(frozen=True)
+class ByClient(Partition):
+    """As the data say: each hospital, device or writer is a client, with its own samples.
+
+    With fewer clients than the data have, so many of them are drawn at random, and the others do not take part.
+    """
+
+    needs_classes: ClassVar[bool] = False
+    keeps_owners: ClassVar[bool] = True
+
+    def __call__(
+        self, labels: Tensor, n_classes: int, n_clients: int, seed: int, owners: Owners | None = None
+    ) -> list[Int[Tensor, " _"]]:
+        if owners is None:
+            raise ValueError("by-client needs data that say whose each sample is: name the column, client = …")
+        known = sorted(set(owners.tolist()))
+        if not 1 <= n_clients <= len(known):
+            raise ValueError(f"the samples belong to {len(known)} clients: choose 1 to {len(known)}, not {n_clients}")
+        chosen = choose_owners(len(known), n_clients, seed)
+        return [(owners == known[client]).nonzero().flatten() for client in chosen]
+
+    def assign(self, labels: Tensor, n_classes: int, n_clients: int, rng: np.random.Generator) -> Owners:
+        raise NotImplementedError("the data say whose each sample is")
+
+
+def choose_owners(n_known: int, n_clients: int, seed: int) -> list[int]:
+    """Which of the data's clients take part, in their order."""
+    if n_clients == n_known:
+        return list(range(n_known))
+    return sorted(np.random.default_rng(seed).permutation(n_known)[:n_clients].tolist())
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
     "label-skew": LabelSkew,
     "dirichlet": Dirichlet,
     "shards": Shards,
+    "quantity-skew": QuantitySkew,
+    "by-client": ByClient,
 }
 
 

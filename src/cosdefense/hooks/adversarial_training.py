@@ -12,10 +12,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..core import ClientHook, Loss
+from ..core.sample_checks import require_pixels
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,12 @@ class AdversarialTraining(ClientHook):
         if self.step_size is not None and not 0 < self.step_size < math.inf:
             raise ValueError(f"AdversarialTraining.step_size must be positive and finite, got {self.step_size}")
 
+    def check_data(self, inputs: Tensor, targets: Tensor, n_classes: int) -> None:
+        require_pixels(type(self).__name__, inputs)
+
     def batch(
-        self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
-    ) -> tuple[Float[Tensor, "b *shape"], Int[Tensor, " b"]]:
+        self, loss: Loss, images: Float[Tensor, "b *shape"], labels: Shaped[Tensor, "b *targets"]
+    ) -> tuple[Float[Tensor, "b *shape"], Shaped[Tensor, "b *targets"]]:
         # Starts from the image itself, not from a random point, so that the result is deterministic.
         size = self.step_size or 2.5 * self.epsilon / self.steps
         moved = images

@@ -10,7 +10,7 @@ import torch
 
 from ..attacks.policy_network import ActionRanges
 from ..catalog.extras import extra_libraries
-from ..data.datasets import Dataset
+from ..data import Dataset
 from ..runs.experiment import Experiment
 
 __all__ = ["TrainingInterrupted", "TrainingOptions", "TrainingResult", "train_policy"]

@@ -38,14 +38,14 @@ def build_attackers_world(world: World, partition: Partition = Iid(), seed: int 
     if not bool(world.malicious.any()):
         raise ValueError("learning to attack needs at least one malicious client, got none")
     own = torch.cat([world.partition[client] for client in world.malicious.nonzero().flatten().tolist()])
-    labels = world.labels[own.to(world.labels.device)]
+    labels = world.targets[own.to(world.targets.device)]
     if len(own) < len(world.partition):
         raise ValueError(
             f"the attackers need at least {len(world.partition)} samples to simulate as many clients, got {len(own)}"
         )
     rows = partition(labels.cpu(), world.n_classes, len(world.partition), derive(seed, "imagined partition"))
     simulated = replace(
-        world, images=world.images[own.to(world.images.device)], labels=labels, partition=rows, trusted_data=None
+        world, inputs=world.inputs[own.to(world.inputs.device)], targets=labels, partition=rows, trusted_data=None
     )
     return replace(simulated, trusted_data=_build_server_data(world.trusted_data, simulated, seed))
 
@@ -58,9 +58,9 @@ def _build_server_data(trusted: TrustedData | None, world: World, seed: int) -> 
         return own[torch.randperm(len(own), generator=generator(seed, *purpose))[:n]]
 
     n_shared = max((len(rows) for rows in trusted.shared.values()), default=0)
-    held = draw(torch.arange(len(world.labels)), len(trusted.held), "imagined trusted")
+    held = draw(torch.arange(len(world.targets)), len(trusted.held), "imagined trusted")
     shared = {client: draw(own, n_shared, "imagined", client) for client, own in enumerate(world.partition) if n_shared}
-    return replace(trusted, images=world.images, labels=world.labels, held=held, shared=shared)
+    return replace(trusted, inputs=world.inputs, targets=world.targets, held=held, shared=shared)
 
 
 class FederationEnv(gymnasium.Env[Array, Array]):
@@ -116,7 +116,7 @@ class FederationEnv(gymnasium.Env[Array, Array]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         self._federation, self._decisions = int(self.np_random.integers(2**62)), 0
-        start = self._initial(self._federation).to(self.world.labels.device)
+        start = self._initial(self._federation).to(self.world.targets.device)
         self._now = Snapshot(0, start, self.defense.init(), None)
         self._simulate(Attack(), self._schedule.attack_start)
         self._skip_rounds_without_attackers()
@@ -135,7 +135,7 @@ class FederationEnv(gymnasium.Env[Array, Array]):
     def compute_loss(self) -> float:
         """The loss of the global model on the attackers' data, at most `max_loss`."""
         world = self.world
-        loss = evaluate(world.task, self._now.params, world.images, world.labels, Attack(), world.n_classes).loss
+        loss = evaluate(world.task, self._now.params, world.inputs, world.targets, Attack(), world.n_classes).loss
         return min(loss, self.max_loss) if math.isfinite(loss) else self.max_loss
 
     def _simulate(self, attack: Attack, rounds: int = 1) -> None:

@@ -26,7 +26,7 @@ from ..attacks.policy_network import Policy
 from ..catalog.options import ConfigError
 from ..catalog.registry import describe
 from ..core import derive
-from ..data.datasets import Dataset
+from ..data import Dataset
 from ..runs.experiment import Experiment
 from ..runs.files import PUBLIC, write_atomically
 from ..runs.prepare import build_model, build_world

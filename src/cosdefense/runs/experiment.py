@@ -6,22 +6,30 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import tomli_w
+from torch import Tensor
+from torch.optim import Optimizer
 
 from ..attacks import Attack
-from ..catalog.options import ConfigError, unknown_name_error
-from ..catalog.registry import build_defense, describe, describe_by
+from ..catalog.options import ConfigError
+from ..catalog.registry import build_defense, describe, lookup
 from ..core import Defense
-from ..data import DATASETS
-from ..data.partition import PARTITIONS, LabelSkew, Partition
+from ..simulation.client_training import LocalWork
+from ..simulation.loop import Weighting
 from ..simulation.schedule import Schedule
 from ..training.local_sgd import LocalSGD
+from ..training.losses import LOSSES, LossFunction
+from ..training.metrics import METRICS, Metric, make_metric
+from ..training.optimizers import OPTIMIZERS, SGD, LocalOptimizer
+from .data_section import Data
 
 T = TypeVar("T", Attack, Defense)
+
+YOUNGER = ("loss", "metrics", "optimizer", "local_epochs", "weighting")  # options of [training]
 
 
 @dataclass(frozen=True)
@@ -30,29 +38,6 @@ class Entry(Generic[T]):
 
     label: str
     part: T
-
-
-@dataclass(frozen=True)
-class Data:
-    """Which samples, and how they are spread over which clients."""
-
-    dataset: str = "digits"
-    clients: int = 100
-    malicious: float = 0.3  # the share of malicious clients
-    partition: Partition = LabelSkew()
-    trusted: int = 0  # training samples the server holds, and no client; some defenses need about a hundred
-    shared: int = 0  # of its own samples, how many each client shares with the server, once
-
-    def __post_init__(self) -> None:
-        if self.dataset not in DATASETS:
-            raise unknown_name_error("dataset", self.dataset, DATASETS)
-        if self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
-        if not 0 <= self.malicious < 1:
-            raise ValueError(f"malicious must be in [0, 1), got {self.malicious}")
-        for name in ("trusted", "shared"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -74,6 +59,11 @@ class Training:
     )
     tf32: bool = False  # let a GPU's matrix units round what convolutions read to ten bits: faster; a CPU never does
     fast_convolutions: bool = True  # on a CPU: fewer multiplications, other rounding (training/fast_convolution.py)
+    loss: str = "auto"  # cross-entropy for classes and mse for values; a name, or package.module:function
+    metrics: tuple[str, ...] = ()  # beside loss and accuracy: names, or package.module:function
+    optimizer: str = SGD  # a name, or package.module:function
+    local_epochs: int | None = None  # passes of each client over its samples, in the place of local_steps
+    weighting: Weighting = "equal"  # or by samples: a client counts as much as it has samples
     bfloat16: bool = False  # train through activations of eight bits: faster still on a GPU; testing stays as it is
 
     def __post_init__(self) -> None:
@@ -84,11 +74,36 @@ class Training:
             raise ValueError(f"adversarial must be in (0, 1], got {self.adversarial}")
         if self.max_update_memory is not None and not self.max_update_memory >= 0:
             raise ValueError(f"max_update_memory must be at least 0 GB, got {self.max_update_memory}")
-        _ = self.trainer  # its own checks
+        if self.local_epochs is not None and (self.local_epochs < 1 or self.local_steps != 1):
+            raise ValueError(
+                f"local_epochs must be at least 1, and takes the place of local_steps, got {self.local_epochs} and "
+                f"{self.local_steps}"
+            )
+        if len(set(self.metrics)) != len(self.metrics):
+            raise ValueError(f"metrics must be different, got {', '.join(self.metrics)}")
+        _ = self.trainer, self.list_metrics(), self.choose_loss(has_classes=True)  # their own checks
 
     @property
     def trainer(self) -> LocalSGD:
-        return LocalSGD(self.lr, self.momentum, self.weight_decay)
+        if self.optimizer == SGD:
+            return LocalSGD(self.lr, self.momentum, self.weight_decay)
+        if self.momentum:
+            raise ValueError(f"momentum is an option of the optimizer sgd, got {self.momentum} for {self.optimizer}")
+        make = lookup(OPTIMIZERS, self.optimizer, Optimizer, "optimizer")
+        return LocalOptimizer(self.lr, weight_decay=self.weight_decay, make=make)
+
+    @property
+    def local_work(self) -> LocalWork:
+        return LocalWork(self.batch, self.local_steps, self.local_epochs)
+
+    def choose_loss(self, *, has_classes: bool) -> LossFunction:
+        """The loss function, which may depend on what the targets are."""
+        name = ("cross-entropy" if has_classes else "mse") if self.loss == "auto" else self.loss
+        return lookup(LOSSES, name, Tensor, "loss")
+
+    def list_metrics(self) -> list[Metric]:
+        """What is measured beside loss and accuracy."""
+        return [make_metric(name, lookup(METRICS, name, float, "metric")) for name in self.metrics]
 
 
 @dataclass(frozen=True)
@@ -168,18 +183,22 @@ class Experiment:
 
 def to_table(experiment: Experiment) -> dict[str, Any]:
     """The nested tables again, every option written out."""
-    data = {field.name: getattr(experiment.data, field.name) for field in fields(Data)}
-    data["partition"] = describe_by(PARTITIONS, experiment.data.partition)
     return {
         "name": experiment.name,
         "seeds": list(experiment.seeds),
-        "data": data,
+        "data": experiment.data.to_table(),
         "model": dict(experiment.model),
-        "training": _without_null(asdict(experiment.training)),
+        "training": _training_table(experiment.training),
         "schedule": _without_null(asdict(experiment.schedule)),
         "attacks": [{"label": entry.label, **describe(entry.part)} for entry in experiment.attacks],
         "defenses": [{"label": entry.label, **describe(entry.part)} for entry in experiment.defenses],
     }
+
+
+def _training_table(training: Training) -> dict[str, Any]:
+    """Without options that are younger than the first records and not used: such runs keep their folders."""
+    table, plain = _without_null(asdict(training)), _without_null(asdict(Training()))
+    return {key: value for key, value in table.items() if key not in YOUNGER or value != plain[key]}
 
 
 def _without_null(options: Mapping[str, Any]) -> dict[str, Any]:

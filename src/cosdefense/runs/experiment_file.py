@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from ..catalog.options import ConfigError, call, check_options, coerce, unknown_name_error
-from ..catalog.registry import build, build_attack, build_defense, lookup
+from ..catalog.registry import build_attack, build_defense, lookup
 from ..core.experiment_folder import reading_from
-from ..data.partition import PARTITIONS, Partition
 from ..simulation.schedule import Schedule
 from ..training.models import MODELS
-from .experiment import Data, Entry, Experiment, Training
+from .data_section import Data, read_data
+from .experiment import Entry, Experiment, Training
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -57,11 +57,11 @@ def _from_table(table: Mapping[str, Any], source: Path | None) -> Experiment:
     if "name" in table:
         built["name"] = coerce(table["name"], str, "name")
     if "data" in table:
-        built["data"] = _data(coerce(table["data"], Mapping, "data"))
+        built["data"] = read_data(coerce(table["data"], Mapping, "data"))
     if "model" in table:
         built["model"] = _model(coerce(table["model"], Mapping, "model"))
     if "training" in table:
-        built["training"] = call(Training, coerce(table["training"], Mapping, "training"), "training")
+        built["training"] = _training(coerce(table["training"], Mapping, "training"), built.get("data", Data()))
     if "schedule" in table:
         built["schedule"] = call(Schedule, coerce(table["schedule"], Mapping, "schedule"), "schedule")
     for kind, build_part in (("attacks", build_attack), ("defenses", build_defense)):
@@ -78,12 +78,10 @@ def _from_table(table: Mapping[str, Any], source: Path | None) -> Experiment:
     return Experiment(**built, source=source)
 
 
-def _data(table: Mapping[str, Any]) -> Data:
-    given = dict(table)
-    if "partition" in given:
-        given["partition"] = build(PARTITIONS, given["partition"], Partition, "data.partition")  # type: ignore[type-abstract]
-    data: Data = call(Data, given, "data")
-    return data
+def _training(table: Mapping[str, Any], data: Data) -> Training:
+    given = {"sampled": data.default_sampled(), **table}
+    training: Training = call(Training, given, "training")
+    return training
 
 
 def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -91,7 +89,7 @@ def _model(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if "name" not in table:
         raise ConfigError(f"model needs a name: one of {', '.join(sorted(MODELS))}, or package.module:function")
     make = lookup(MODELS, table["name"], nn.Module, "model")
-    reserved = ("shape", "n_classes")
+    reserved = ("shape", "n_outputs")
     given = check_options(make, _without(table, "name"), f"model {table['name']}", reserved)
     parameters = inspect.signature(make).parameters
     for name in reserved:

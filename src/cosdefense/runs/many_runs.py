@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data import datasets
-from ..data.datasets import Dataset
+from ..data import Dataset
 from . import provenance
+from .data_section import DatasetLoader, identify_dataset, load_dataset
 from .device import choose_device, n_cores, threads
 from .execution import Execution
 from .experiment import Experiment
@@ -25,7 +25,7 @@ from .single_run import run
 
 RUN_MEMORY = 8 * 2**30  # bytes of a GPU that each run is given: generous, because nobody knows before it has run
 
-LoadData = Callable[[str], Dataset]
+LoadData = Callable[[Experiment], Dataset]
 
 
 def run_all(
@@ -49,9 +49,9 @@ def run_all(
     observer.jobs_started(todo, [job for job, done in zip(jobs, finished, strict=True) if done])
     if not todo:
         return
-    load = cache(partial(datasets.load, data_dir=execution.data_dir, progress=observer.downloading))
+    load = DatasetLoader(partial(load_dataset, data_dir=execution.data_dir, progress=observer.downloading))
     for experiment in _grids(todo):
-        dry_run(experiment, load(experiment.data.dataset))
+        dry_run(experiment, load(experiment))
     notes = provenance.commit_note() if notes is None else notes
     if device is None:
         from .ray.driver import run_on_ray
@@ -84,11 +84,13 @@ def make_runs(
     skip_in_use: bool = False,
 ) -> None:
     """Make these runs one after the other, in this process. Those that another process is making may be skipped."""
-    load_to_device = lru_cache(maxsize=1)(lambda name: load(name).to(device))
+    loaded, dataset = None, None  # one at a time: a GPU has little memory
     for job in jobs:
+        if dataset is None or loaded != identify_dataset(job.cell):
+            loaded, dataset = identify_dataset(job.cell), load(job.cell).to(device)
         try:
             was_run = run(
-                job.cell, job.folder, load_to_device(job.cell.data.dataset), device, notes=notes,
+                job.cell, job.folder, dataset, device, notes=notes,
                 on_start=partial(observer.run_started, job), on_round=partial(observer.round_recorded, job),
             )  # fmt: skip
             if was_run:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..data import datasets
+from .data_section import DatasetLoader, load_dataset
 from .device import choose_device
 from .experiment import to_table
 from .experiment_file import from_table
@@ -166,7 +166,7 @@ def make_shared_runs(work: Work, events: Connection) -> None:
         torch.set_num_threads(work.n_threads)
     keep_freed_memory()
     jobs = [table.job() for table in work.jobs]
-    load = cache(partial(datasets.load, data_dir=work.data_dir))
+    load = DatasetLoader(partial(load_dataset, data_dir=work.data_dir))
     try:
         make_runs(jobs, load, choose_device(work.device), work.notes, EventSender(jobs, events), skip_in_use=True)
     except (KeyboardInterrupt, BrokenPipeError):

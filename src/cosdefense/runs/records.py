@@ -50,6 +50,9 @@ class RoundRecord:
     adversarial_accuracy: float | None = None  # on images moved by PGD, where that is asked for
     batch_statistics_accuracy: float | None = None  # BatchNorm tested with each test batch's own statistics
     class_recalls: tuple[float | None, ...] = ()  # the share of each class of test images that got its label
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # what else was measured, by name
+    # Accuracy, loss and those metrics for each client of the federation, on its own test samples; None: it has none.
+    client_metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: train, attack, defend, evaluate
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by phase
     n_bytes: Mapping[str, int] = field(default_factory=dict)  # of messages: train-sent, train-received, evaluate-sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,16 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from .. import __version__
 from ..core import ClientHook
-from ..data.datasets import Dataset
+from ..core.experiment_folder import reading_from
+from ..data import Dataset
 from ..hooks import AdversarialTraining
 from ..simulation.evaluation import evaluate
 from ..simulation.loop import Round, Snapshot, simulate
 from ..simulation.profiling import Profiler
 from ..simulation.sending import empty_memories
 from ..simulation.world import World
+from ..training.metrics import Metric
 from .checkpoint import DamagedCheckpoint, checkpoint_of, snapshot_of
 from .device import reproducible
 from .experiment import Experiment, to_table, to_toml
@@ -36,17 +40,20 @@ def simulate_cell(
 ) -> Iterator[tuple[RoundRecord, Snapshot]]:
     """The rounds of a federation: each as a record, evaluated where due, and the state after it."""
     (seed,), (attack,), (defense,), training = cell.seeds, cell.attacks, cell.defenses, cell.training
-    device = world.labels.device
-    test = replace(dataset, test_images=dataset.test_images.to(device), test_labels=dataset.test_labels.to(device))
+    device = world.targets.device
+    test = replace(dataset, test_inputs=dataset.test_inputs.to(device), test_targets=dataset.test_targets.to(device))
     rounds = simulate(
         world, attack.part, defense.part, rounds=training.rounds, sampled=training.sampled, batch=training.batch,
-        local_steps=training.local_steps, seed=seed, schedule=cell.schedule, resume=resume,
+        local_steps=training.local_steps, local_epochs=training.local_epochs,
+        weighting=training.weighting, seed=seed, schedule=cell.schedule, resume=resume,
         max_update_memory=None if training.max_update_memory is None else round(training.max_update_memory * 1e9),
     )  # fmt: skip
+    with reading_from(cell.source):  # which may define metrics
+        metrics = training.list_metrics()
     for round_ in rounds:
         record = record_of(round_)
         if _should_evaluate(round_.number, cell):
-            record = _evaluate(record, round_, cell, world, test)
+            record = _evaluate(record, round_, cell, world, test, metrics)
         yield record, round_.after
 
 
@@ -124,20 +131,32 @@ class Recorder:
             self._saved, self._saved_at = self._last, time.monotonic()
 
 
-def _evaluate(record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset) -> RoundRecord:
-    (attack,), profiler = cell.attacks, Profiler(world.labels.device)
+def _evaluate(
+    record: RoundRecord, round_: Round, cell: Experiment, world: World, test: Dataset, metrics: Sequence[Metric]
+) -> RoundRecord:
+    (attack,), profiler = cell.attacks, Profiler(world.targets.device)
     with profiler.measure("evaluate"):
         result = evaluate(
-            world.task, round_.after.params, test.test_images, test.test_labels,
+            world.task, round_.after.params, test.test_inputs, test.test_targets,
             attack.part.with_state(round_.after.attack_state), world.n_classes,
-            adversary=_adversary(cell), batch_statistics=cell.training.batch_statistics,
+            adversary=_adversary(cell), batch_statistics=cell.training.batch_statistics, metrics=metrics,
+            owners=find_test_owners(test, world), n_clients=len(world.partition),
         )  # fmt: skip
     return replace(
         record,
-        **asdict(result),
+        **asdict(result) | ({} if test.classes else {"accuracy": None}),
         seconds={**record.seconds, **profiler.seconds},
         peak_memory={**record.peak_memory, **profiler.peak_memory},
     )
+
+
+def find_test_owners(dataset: Dataset, world: World) -> Int[Tensor, " m"] | None:
+    """The client of every test sample, −1 for clients that do not take part; None: the data do not say."""
+    if dataset.test_clients is None or not world.client_ids:
+        return None
+    clients = torch.full((len(dataset.clients),), -1)
+    clients[list(world.client_ids)] = torch.arange(len(world.client_ids))
+    return clients[dataset.test_clients.cpu()]
 
 
 def _adversary(cell: Experiment) -> ClientHook | None:
@@ -170,8 +189,7 @@ def _should_evaluate(number: int, cell: Experiment) -> bool:
 def header_of(cell: Experiment, dataset: Dataset, world: World) -> dict[str, Any]:
     """The first line of the records: all that decided the numbers."""
     (seed,), (attack,), (defense,) = cell.seeds, cell.attacks, cell.defenses
-    labels, device = dataset.train_labels.cpu(), world.labels.device
-    counts = [torch.bincount(labels[own], minlength=dataset.n_classes).tolist() for own in world.partition]
+    device = world.targets.device
     return {
         "experiment": to_table(cell),
         "attack": attack.label,
@@ -188,7 +206,24 @@ def header_of(cell: Experiment, dataset: Dataset, world: World) -> dict[str, Any
             "python": platform.python_version(),
         },
         "dataset": dataset.note or dataset.name,
-        "classes": list(dataset.classes),
+        "classes": list(dataset.classes) if dataset.train_targets.ndim == 1 else [],
         "malicious_clients": world.malicious.nonzero().flatten().tolist(),
-        "split": counts,
+        **_describe_metrics(cell),
+        "split": _count_samples(dataset, world),
+        **({"clients": [dataset.clients[i] for i in world.client_ids]} if world.client_ids else {}),
     }
+
+
+def _describe_metrics(cell: Experiment) -> dict[str, Any]:
+    """What is measured beside accuracy and loss, and whether more of it is better."""
+    with reading_from(cell.source):
+        metrics = cell.training.list_metrics()
+    return {"metrics": {metric.name: metric.higher_is_better for metric in metrics}} if metrics else {}
+
+
+def _count_samples(dataset: Dataset, world: World) -> list[list[int]]:
+    """Of each client: how many samples of each class; or how many, where a sample has no class."""
+    labels = dataset.train_targets.cpu()
+    if not dataset.classes or labels.ndim != 1:
+        return [[len(own)] for own in world.partition]
+    return [torch.bincount(labels[own], minlength=dataset.n_classes).tolist() for own in world.partition]

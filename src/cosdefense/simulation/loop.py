@@ -5,20 +5,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..attacks import Attack
 from ..catalog.presets import fedavg
 from ..core import Cohort, Defense, State, Verdict, derive, generator, use_seed
-from .client_training import show_model, train_round
+from .client_training import LocalWork, show_model, train_round
 from .oracle import Oracle
 from .profiling import Profiler
 from .schedule import Schedule
 from .sending import Memories, empty_memories, send_updates
 from .update_buffer import allocate_updates
 from .world import World
+
+Weighting = Literal["equal", "samples"]
 
 
 class SkippedRound(RuntimeWarning):
@@ -60,16 +64,22 @@ def simulate(
     batch: int,
     seed: int,
     local_steps: int = 1,
+    local_epochs: int | None = None,
+    weighting: Weighting = "equal",
     schedule: Schedule = Schedule(),
     resume: Snapshot | None = None,
     max_update_memory: int | None = None,
 ) -> Iterator[Round]:
     """Simulate a federation and yield its rounds. Stop at any time; resume from any round's `after`.
 
-    In each round `sampled` clients take part; each trains `local_steps` steps on batches of `batch` samples.
+    In each round `sampled` clients take part; each trains `local_steps` steps on batches of `batch` samples, or
+    `local_epochs` passes over its own samples. By `weighting` all clients count the same, or by their samples.
     Updates of more than `max_update_memory` bytes (None: half of the free memory) are kept in a file.
     """
-    device = world.labels.device
+    device, local = world.targets.device, LocalWork(batch, local_steps, local_epochs)
+    attack.check_data(world.inputs, world.targets, world.n_classes)
+    for hook in defense.hooks:
+        hook.check_data(world.inputs, world.targets, world.n_classes)
     defense = _inform_oracles(defense, world)
     now = resume or Snapshot(0, world.task.initial().to(device), defense.init(), attack.init())
     memories = now.client_memories or empty_memories(defense.hooks)
@@ -86,17 +96,17 @@ def simulate(
             updates = allocate_updates(sampled, params, max_update_memory)
             poisoning, attack_state = show_model(
                 world, attack, attack_state, params, clients[malicious],
-                steps=local_steps, batch=batch, seed=seed, number=number,
+                local=local, seed=seed, number=number,
             )  # fmt: skip
             train_round(
                 updates, world, poisoning, attack_state, hooks, params, clients, malicious,
-                steps=local_steps, batch=batch, seed=seed, number=number,
+                local=local, seed=seed, number=number,
             )  # fmt: skip
             if defending:
                 memories = send_updates(updates, clients, ~malicious, hooks, memories, world.task.layout)
         malicious_rows = malicious.nonzero().flatten().tolist()
         cohort = Cohort.of(
-            updates, params, world.task.layout, clients,
+            updates, params, world.task.layout, clients, weights=_count_samples(world, clients, weighting),
             seed=derive(seed, "attack", number), trusted_data=world.trusted_data,
         )  # fmt: skip
         clients, malicious = cohort.clients, malicious.to(device)
@@ -115,6 +125,14 @@ def simulate(
             params = params + verdict.update
         now = Snapshot(number + 1, params, defense_state, attack_state, memories)
         yield Round(number, clients, malicious, defending, verdict, now, profiler.seconds, profiler.peak_memory)
+
+
+def _count_samples(world: World, clients: Int[Tensor, " n"], weighting: Weighting) -> Tensor | None:
+    """How much each client counts, 1 on average; None: all the same."""
+    if weighting == "equal":
+        return None
+    counts = torch.tensor([len(world.partition[client]) for client in clients.tolist()], dtype=torch.float64)
+    return counts / counts.mean()
 
 
 def _defend(defense: Defense, defending: bool, cohort: Cohort, state: State) -> tuple[Verdict, State]:

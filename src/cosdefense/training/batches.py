@@ -1,17 +1,17 @@
-"""Images in memory and the batches drawn from them."""
+"""Inputs in memory and the batches drawn from them."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-Images = UInt8[Tensor, "m *shape"] | Float[Tensor, "m *shape"]  # bytes 0 … 255, or numbers in [0, 1]
+Batch = Float[Tensor, "m *shape"] | Int[Tensor, "m *shape"]
 
 
-def to_unit_range(images: Images) -> Float[Tensor, "m *shape"]:
-    """Convert bytes to numbers in [0, 1]; images that are numbers already are returned as they are."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images
+def to_unit_range(inputs: Shaped[Tensor, "m *shape"]) -> Batch:
+    """Convert bytes, which are pixels, to numbers in [0, 1]; other inputs are returned as they are."""
+    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
 
 def draw_rows(rows: Int[Tensor, " own"], n: int, rng: torch.Generator) -> Int[Tensor, " n"]:

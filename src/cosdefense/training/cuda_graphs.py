@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Train = Callable[[Tensor, Tensor, Tensor], Tensor]  # (params, images, labels) of one client → its update
@@ -53,8 +53,8 @@ def train_with_graphs(
     key: object,
     train: Train,
     params: Float[Tensor, " d"],
-    images: Float[Tensor, "n steps b *shape"],
-    labels: Int[Tensor, "n steps b"],
+    images: Shaped[Tensor, "n steps b *shape"],
+    labels: Shaped[Tensor, "n steps b *targets"],
 ) -> Float[Tensor, "n d"]:
     """Run `train` for every client. Recordings are reused for the same owner and key, and released with the owner.
 

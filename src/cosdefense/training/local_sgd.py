@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..core import ClientHook, Layout
@@ -36,8 +36,8 @@ class LocalSGD:
         self,
         task: Task,
         start: Float[Tensor, " d"],
-        images: Float[Tensor, "steps b *shape"],
-        labels: Int[Tensor, "steps b"],
+        images: Shaped[Tensor, "steps b *shape"],
+        labels: Shaped[Tensor, "steps b *targets"],
     ) -> Float[Tensor, " d"]:
         """Compute one client's update: one step per leading index of `images` and `labels`."""
         params, velocity, previous = start, None, None

@@ -13,14 +13,14 @@ Shape = tuple[int, int, int]  # channels, height, width of one image
 Norm = Literal["batch", "group"]
 
 
-def mlp(shape: Shape, n_classes: int, hidden: int = 64) -> nn.Module:
+def mlp(shape: Shape, n_outputs: int, hidden: int = 64) -> nn.Module:
     """One hidden layer."""
     if hidden < 1:
         raise ValueError(f"mlp needs a hidden layer of at least 1, got {hidden}")
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, n_classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, n_outputs))
 
 
-def small_cnn(shape: Shape, n_classes: int, width: int = 16) -> nn.Module:
+def small_cnn(shape: Shape, n_outputs: int, width: int = 16) -> nn.Module:
     """Two convolutions and a linear layer, for images as small as 8×8."""
     if width < 1 or min(shape[1:]) < 4:
         raise ValueError(
@@ -35,11 +35,11 @@ def small_cnn(shape: Shape, n_classes: int, width: int = 16) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(n_features, n_classes),
+        nn.Linear(n_features, n_outputs),
     )
 
 
-def paper_cnn(shape: Shape, n_classes: int) -> nn.Module:
+def paper_cnn(shape: Shape, n_outputs: int) -> nn.Module:
     """The CosDefense paper's network for MNIST and Fashion-MNIST: 710,218 parameters, Xavier-uniform weights."""
     if shape[1:] != (28, 28):
         raise ValueError(f"paper-cnn needs 28×28 images, got {shape[1]}×{shape[2]}")
@@ -51,7 +51,7 @@ def paper_cnn(shape: Shape, n_classes: int) -> nn.Module:
         nn.Conv2d(128, 128, 5),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(128, n_classes),
+        nn.Linear(128, n_outputs),
     )
     for layer in model:
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -59,18 +59,18 @@ def paper_cnn(shape: Shape, n_classes: int) -> nn.Module:
     return model
 
 
-def resnet18(shape: Shape, n_classes: int, norm: Norm = "batch") -> nn.Module:
+def resnet18(shape: Shape, n_outputs: int, norm: Norm = "batch") -> nn.Module:
     """ResNet-18 for 32×32 images: a 3×3 stem and no max-pooling. 11,173,962 parameters for CIFAR-10.
 
     He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016.
     """
     if shape[1:] != (32, 32):
         raise ValueError(f"resnet18 needs 32×32 images, got {shape[1]}×{shape[2]}")
-    return ResNet18(shape[0], n_classes, norm)
+    return ResNet18(shape[0], n_outputs, norm)
 
 
 class ResNet18(nn.Module):
-    def __init__(self, channels: int, n_classes: int, norm: Norm) -> None:
+    def __init__(self, channels: int, n_outputs: int, norm: Norm) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(channels, 64, 3, padding=1, bias=False), _normalization(64, norm))
         widths = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
@@ -80,7 +80,7 @@ class ResNet18(nn.Module):
                 for inside, outside, stride in widths
             )
         )
-        self.classifier = nn.Linear(512, n_classes)
+        self.classifier = nn.Linear(512, n_outputs)
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.blocks(relu(self.stem(images)))

@@ -11,7 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core import MissingTrustedData, TrustedData, derive, generator, use_seed
-from .batches import Images, draw_rows, to_unit_range
+from ..core.sample_checks import are_pixels
+from ..data.dataset import Inputs, Targets
+from .batches import draw_rows, to_unit_range
 from .executor import train_clients
 from .local_sgd import LocalSGD
 from .task import Task
@@ -27,9 +29,9 @@ class ServerData(TrustedData):
     trainer: LocalSGD  # how clients train: lr, momentum and so on
     steps: int
     batch: int
-    images: Images
-    labels: Int[Tensor, " m"]
-    held: Int[Tensor, " held"]  # rows of `images` and `labels`
+    inputs: Inputs
+    targets: Targets
+    held: Int[Tensor, " held"]  # rows of `inputs` and `targets`
     shared: Mapping[int, Int[Tensor, " _"]] = field(default_factory=dict)  # rows, by client
 
     def update(self, params: Float[Tensor, " d"], seed: int) -> Float[Tensor, " d"]:
@@ -37,14 +39,26 @@ class ServerData(TrustedData):
 
     @torch.no_grad()
     def predict(self, params: Float[Tensor, " d"]) -> tuple[Float[Tensor, "m c"], Int[Tensor, " m"]]:
-        rows = self._held_rows().to(self.labels.device)
-        return self.task.logits(params, to_unit_range(self.images[rows])), self.labels[rows]
+        rows = self._held_rows().to(self.targets.device)
+        outputs, targets = self.task.logits(params, to_unit_range(self.inputs[rows])), self.targets[rows]
+        if targets.is_floating_point():
+            raise MissingTrustedData(
+                "this defense needs a model that answers with classes, found targets that are values"
+            )
+        if outputs.numel() == targets.numel():  # one logit of two classes
+            outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=1)
+        if outputs.ndim > 2:
+            outputs = outputs.reshape(len(targets), -1, targets[0].numel()).transpose(1, 2).flatten(0, 1)
+        return outputs.reshape(targets.numel(), -1), targets.flatten()
 
     @torch.no_grad()
     def predict_random(
         self, params: Float[Tensor, " d"], updates: Float[Tensor, "k d"], n: int, seed: int
     ) -> Float[Tensor, "1+k n c"]:
-        rng, shape = generator(seed, "random images"), self.images.shape[1:]
+        if not are_pixels(self.inputs):
+            found = f"samples of shape {tuple(self.inputs.shape[1:])} of {self.inputs.dtype}"
+            raise MissingTrustedData(f"this defense runs models on random images with pixels in [0, 1], found {found}")
+        rng, shape = generator(seed, "random images"), self.inputs.shape[1:]
         sizes = [min(RANDOM_BATCH, n - start) for start in range(0, n, RANDOM_BATCH)]
         answers = []
         for size in sizes:  # each image is drawn once: that takes longer than a small model's answer
@@ -79,6 +93,6 @@ class ServerData(TrustedData):
         rows = torch.stack(
             [draw_rows(own, size, generator(seed, "trusted", name)) for own, name in zip(rows_of, names, strict=True)]
         )
-        rows = rows.view(len(rows_of), self.steps, self.batch).to(self.labels.device)
-        with use_seed(derive(seed, "trusted"), self.labels.device):
-            return train_clients(self.task, self.trainer, params, to_unit_range(self.images[rows]), self.labels[rows])
+        rows = rows.view(len(rows_of), self.steps, self.batch).to(self.targets.device)
+        with use_seed(derive(seed, "trusted"), self.targets.device):
+            return train_clients(self.task, self.trainer, params, to_unit_range(self.inputs[rows]), self.targets[rows])

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import conv_transpose2d, pad
 
@@ -54,8 +54,8 @@ def train_stacked(
     task: Task,
     trainer: LocalSGD,
     params: Float[Tensor, " d"],
-    images: Float[Tensor, "n steps b *shape"],
-    labels: Int[Tensor, "n steps b"],
+    images: Shaped[Tensor, "n steps b *shape"],
+    labels: Shaped[Tensor, "n steps b *targets"],
 ) -> Float[Tensor, "n d"]:
     """Compute the updates of all clients by CUDA graphs, which are kept for later rounds and released with the task."""
     if task not in _stacks:
@@ -111,8 +111,8 @@ def train_together(
     form: Task,
     trainer: LocalSGD,
     params: Float[Tensor, " d"],
-    images: Float[Tensor, "n steps b *shape"],
-    labels: Int[Tensor, "n steps b"],
+    images: Shaped[Tensor, "n steps b *shape"],
+    labels: Shaped[Tensor, "n steps b *targets"],
 ) -> Float[Tensor, "n d"]:
     """Train all clients as one computation; `form` is what `make_stackable` returned."""
     updates: Tensor = torch.func.vmap(partial(trainer, form), in_dims=(None, 0, 0))(params, images, labels)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from ..core import Layout
 from .fast_convolution import use_fast_convolutions
+from .losses import LossFunction, cross_entropy
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Task:
     """A model and its loss. The vector holds the trainable tensors, then the floating-point buffers (BatchNorm).
 
     Images are numbers in [0, 1]. The task normalizes them itself, so that attacks and client-side defenses work on
-    images before normalization.
+    images before normalization. Inputs may be other numbers or token ids just as well.
     """
 
     training_model: nn.Module  # two copies of the model, one per mode; their tensors are not used during a run
@@ -32,6 +32,7 @@ class Task:
     std: tuple[float, ...] = (1.0,)
     bfloat16: bool = False  # compute gradients through bfloat16 activations; parameters keep their type
     functional: bool = False  # compute gradients by torch.func, as vmap and CUDA graphs need it
+    loss_function: LossFunction = cross_entropy  # (outputs, targets) → the mean loss of a batch
     twin: Task | None = None  # a task that differs in its initial parameters only: its CUDA graphs serve this one too
 
     @cached_property
@@ -53,9 +54,12 @@ class Task:
         std: tuple[float, ...] = (1.0,),
         bfloat16: bool = False,
         fast_convolutions: bool = False,
+        loss: LossFunction = cross_entropy,
         twin: Task | None = None,
     ) -> Task:
-        """A task from any module that maps images to logits. The module is copied and never changed.
+        """A task from any module that maps inputs to logits, or to values. The module is copied and never changed.
+
+        `loss` is any function of outputs and targets that gives the mean of a batch (`cosdefense.training.losses`).
 
         `fast_convolutions` makes plain convolutions faster on a CPU; they round differently (fast_convolution.py).
         """
@@ -63,7 +67,7 @@ class Task:
         if fast_convolutions:
             for copied in (training, evaluating):
                 use_fast_convolutions(copied)
-        task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16, twin=twin)
+        task = cls(training, evaluating, Layout.of(model, head), mean, std, bfloat16, loss_function=loss, twin=twin)
         _ = task._channels  # created here: inside a transformation of torch.func the tensors would be wrapped
         return task
 
@@ -90,8 +94,8 @@ class Task:
         return self.layout.flatten(tensors).detach().clone()
 
     def logits(
-        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], *, channels_last: bool = False
-    ) -> Float[Tensor, "b c"]:
+        self, params: Float[Tensor, " d"], images: Shaped[Tensor, "b *shape"], *, channels_last: bool = False
+    ) -> Float[Tensor, "b *outputs"]:
         """The logits in evaluation mode. `channels_last` rearranges the weights as a GPU's convolutions are fastest."""
         tensors = self.layout.unflatten(params)
         if channels_last:
@@ -100,8 +104,8 @@ class Task:
         return out
 
     def logits_with_batch_statistics(
-        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"]
-    ) -> Float[Tensor, "b c"]:
+        self, params: Float[Tensor, " d"], images: Shaped[Tensor, "b *shape"]
+    ) -> Float[Tensor, "b *outputs"]:
         """The logits in training mode, with the statistics of these images: for code that never calls `eval()`."""
         tensors = {name: tensor.clone() for name, tensor in self.layout.unflatten(params).items()}
         others = {name: buffer.clone() for name, buffer in self.training_model.named_buffers() if name not in tensors}
@@ -109,13 +113,13 @@ class Task:
         return out
 
     def loss(
-        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
+        self, params: Float[Tensor, " d"], images: Shaped[Tensor, "b *shape"], labels: Shaped[Tensor, "b *targets"]
     ) -> Float[Tensor, ""]:
-        """Mean cross-entropy, in evaluation mode."""
-        return cross_entropy(self.logits(params, images), labels)
+        """The mean loss, in evaluation mode."""
+        return self.loss_function(self.logits(params, images), labels)
 
     def gradient(
-        self, params: Float[Tensor, " d"], images: Float[Tensor, "b *shape"], labels: Int[Tensor, " b"]
+        self, params: Float[Tensor, " d"], images: Shaped[Tensor, "b *shape"], labels: Shaped[Tensor, "b *targets"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
         """The gradient in training mode (zero on buffers), and `params` with the buffers updated by this batch."""
         tensors = self.layout.unflatten(params)
@@ -135,7 +139,7 @@ class Task:
             # No cache: its copies of the weights would be stale when a CUDA graph is replayed.
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False):
                 logits = functional_call(self.training_model, {**weights, **updated}, (self._normalize(images),))
-            return cross_entropy(logits.to(params.dtype), labels), updated
+            return self.loss_function(logits.to(params.dtype), labels), updated
 
         if self.functional:
             gradients, updated = torch.func.grad(loss, has_aux=True)(weights)

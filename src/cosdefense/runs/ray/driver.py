@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from dataclasses import replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -28,13 +28,17 @@ from urllib.parse import urlsplit
 
 from ...catalog.options import ConfigError
 from ...core.experiment_folder import package_of
-from ...data.datasets import Dataset
+from ...data import Dataset
+from ..data_section import DatasetLoader
 from ..execution import Execution
+from ..experiment import Experiment
 from ..observer import Job, Observer
 from ..run_folder import RunFolder
 from .remote_run import RemoteRun
 from .transport import Inbox
 from .worker import RunRequest, make_remote_run
+
+LoadData = Callable[[Experiment], Dataset]
 
 LOCAL = "local"  # in place of an address: a Ray of our own, for as long as the command runs
 RETRIES = 3  # after a worker died, as long as no new checkpoint comes
@@ -52,7 +56,7 @@ class RunsFailed(RuntimeError):
 
 
 def run_on_ray(
-    jobs: Sequence[Job], execution: Execution, load: Callable[[str], Dataset], notes: Mapping[str, Any],
+    jobs: Sequence[Job], execution: Execution, load: LoadData, notes: Mapping[str, Any],
     observer: Observer,
 ) -> None:  # fmt: skip
     """Finish every job on the cluster. Ctrl-C and SIGTERM save every run that has started."""
@@ -67,8 +71,9 @@ def run_on_ray(
         dispatcher = Dispatcher(load, gpus, observer)
         for job in jobs:
             package = packages.get(job.cell.source) if job.cell.source else None
+            cell = replace(job.cell, data=replace(job.cell.data, loaded=None))  # the dataset is sent once
             request = RunRequest(
-                job.cell, "cuda" if gpus else "cpu", notes, CHECKPOINT_SECONDS, UPLOAD_SECONDS,
+                cell, "cuda" if gpus else "cpu", notes, CHECKPOINT_SECONDS, UPLOAD_SECONDS,
                 package=package,
             )  # fmt: skip
             dispatcher.submit(RemoteRun(job, request, observer))
@@ -85,7 +90,7 @@ def run_on_ray(
 class Dispatcher:
     """Submits runs to the cluster, and stores what they upload."""
 
-    def __init__(self, load: Callable[[str], Dataset], gpus: float, observer: Observer) -> None:
+    def __init__(self, load: LoadData, gpus: float, observer: Observer) -> None:
         self._ray = ray = import_module("ray")
         here = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
@@ -93,7 +98,7 @@ class Dispatcher:
         self._inbox = ray.remote(Inbox).options(num_cpus=0, scheduling_strategy=here).remote()
         # Retries are ours: Ray's own would begin with the files of the first attempt.
         self._task = ray.remote(make_remote_run).options(num_cpus=1, num_gpus=gpus, max_retries=0)
-        self._dataset = cache(lambda name: ray.put(load(name)))  # once for all runs, however many nodes
+        self._dataset = DatasetLoader(lambda cell: ray.put(load(cell)))  # once for all runs, however many nodes
         self._senders = count()
         self._runs: dict[int, RemoteRun] = {}  # that are in progress, by sender
         self._tasks: dict[Any, int] = {}  # and their senders
@@ -107,7 +112,7 @@ class Dispatcher:
     def submit(self, run: RemoteRun) -> None:
         """Start a task with a new sender number, so that a worker wrongly taken for dead cannot interfere."""
         sender = next(self._senders)
-        dataset = self._dataset(run.job.cell.data.dataset)
+        dataset = self._dataset(run.job.cell)
         self._tasks[self._task.remote(run.start(), dataset, self._inbox, sender)] = sender
         self._runs[sender] = run
 

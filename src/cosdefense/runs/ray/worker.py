@@ -16,7 +16,7 @@ import torch
 
 from ... import __version__
 from ...catalog.options import ConfigError
-from ...data.datasets import Dataset
+from ...data import Dataset
 from ..device import choose_device
 from ..experiment import Experiment
 from ..memory import keep_freed_memory

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...catalog.options import ConfigError
 from ...core import Layout, derive, generator, use_seed
-from ...data.datasets import Dataset
+from ...data import Dataset
 from ...ops import cosines
 from ...runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from ...runs.device import reproducible
@@ -166,4 +166,4 @@ def _header(experiment: Experiment, dataset: Dataset, world: World) -> dict[str,
 
 
 def _initial_models(world: World) -> Float[Tensor, "n d"]:
-    return world.task.initial().to(world.labels.device).repeat(len(world.partition), 1)
+    return world.task.initial().to(world.targets.device).repeat(len(world.partition), 1)
