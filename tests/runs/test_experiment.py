@@ -171,7 +171,10 @@ MISTAKES = [
     ("[data]\npartition = 'iid'", "data.partition must be a table, got 'iid'"),
     ("[data.partition]\nname = 'iidd'", "partition 'iidd' is unknown: did you mean 'iid'?"),
     ("[data.partition]\nname = 'iid'\nq = 1", "partition iid takes no options, got 'q'"),
-    ("[data.partition]\nq = 1", "data.partition needs a name: one of dirichlet, iid, label-skew, shards"),
+    (
+        "[data.partition]\nq = 1",
+        "data.partition needs a name: one of by-client, dirichlet, iid, label-skew, quantity-skew, shards",
+    ),
     ("[model]\nname = 'resnet'", "model 'resnet' is unknown: did you mean 'resnet18'?"),
     ("[model]\nname = 'resnet18'\nnorm = 'layer'", "model resnet18.norm 'layer' is unknown: choose from batch, group"),
     ("[model]\nname = 'mlp'\nshape = 3", "model mlp: option 'shape' is unknown: choose from hidden"),

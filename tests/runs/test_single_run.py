@@ -267,7 +267,7 @@ def test_mistakes_that_only_data_reveals() -> None:
     data = load_data("digits")
     with pytest.raises(ConfigError, match="model does not fit dataset digits: paper-cnn needs 28×28 images, got 8×8"):
         build_world(from_table({**TABLE, "model": {"name": "paper-cnn"}}), data, CPU)
-    small = {"dataset": "digits", "clients": 7}
+    small = {"dataset": "digits", "clients": 7, "partition": {"name": "label-skew"}}
     with pytest.raises(
         ConfigError, match=r"data.partition: label skew needs at least one client per class \(10\), got 7"
     ):
