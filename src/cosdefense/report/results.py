@@ -84,6 +84,8 @@ COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
     ("Honest rejected", _number("honest_rejected")),
     ("Precision", _number("precision")),
     ("Clean-round false positives", _number("clean_honest_rejected")),
+    ("Most-rejected honest client", _number("most_rejected_honest")),
+    ("Worst-served client", _number("worst_client_accuracy")),
     ("AUC", area),
     ("Rounds skipped", _number("skipped_rounds", ".3g")),
     ("Seconds", _spread(lambda summary: sum((summary.get("seconds") or {}).values()) or None, ",.1f")),
@@ -106,6 +108,10 @@ NOTES = {
     "Precision": "Precision: the share of rejected updates that were malicious.",
     "Clean-round false positives": "Clean-round false positives: the share of honest updates rejected in rounds "
     "without any attacker.",
+    "Most-rejected honest client": "Most-rejected honest client: the one that was rejected most often, and the share of "
+    "its rounds in which it was.",
+    "Worst-served client": "Worst-served client: the lowest accuracy of the final model on one honest client's own "
+    "test samples.",
     "AUC": "AUC: how often a malicious client scores above an honest one of the same round.",
 }
 

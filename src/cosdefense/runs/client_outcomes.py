@@ -83,7 +83,7 @@ def find_worst_served(measured: Mapping[str, Sequence[float | None]], malicious:
 
 
 def estimate_accuracies(run: RunRecord) -> list[float | None]:
-    """The accuracy that each client can expect, from the recall of each class and how many samples of it the client has.
+    """The accuracy that each client can expect, from the recall of each class and the client's samples of it.
 
     For data without test samples of each client. It assumes that samples of one class are alike for all clients.
     """

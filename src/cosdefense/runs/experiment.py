@@ -81,7 +81,7 @@ class Training:
             )
         if len(set(self.metrics)) != len(self.metrics):
             raise ValueError(f"metrics must be different, got {', '.join(self.metrics)}")
-        _ = self.trainer, self.list_metrics(), self.choose_loss(has_classes=True)  # their own checks
+        _ = self.trainer, self.list_metrics(has_classes=True), self.choose_loss(has_classes=True)  # their own checks
 
     @property
     def trainer(self) -> LocalSGD:
@@ -101,9 +101,10 @@ class Training:
         name = ("cross-entropy" if has_classes else "mse") if self.loss == "auto" else self.loss
         return lookup(LOSSES, name, Tensor, "loss")
 
-    def list_metrics(self) -> list[Metric]:
-        """What is measured beside loss and accuracy."""
-        return [make_metric(name, lookup(METRICS, name, float, "metric")) for name in self.metrics]
+    def list_metrics(self, *, has_classes: bool) -> list[Metric]:
+        """What is measured beside loss and accuracy. Of values always R², which takes the place of accuracy."""
+        names = self.metrics if has_classes or "r2" in self.metrics else (*self.metrics, "r2")
+        return [make_metric(name, lookup(METRICS, name, float, "metric")) for name in names]
 
 
 @dataclass(frozen=True)

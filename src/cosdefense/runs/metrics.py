@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
+from .client_outcomes import summarize_clients
 from .records import RoundRecord, RunRecord
 
 
@@ -84,12 +85,16 @@ def area_under_roc(rounds: Iterable[RoundRecord], filter_name: str) -> float | N
 
 def tail_mean(rounds: Sequence[RoundRecord], share: float = 0.1, key: str = "accuracy") -> float | None:
     """Mean accuracy over the evaluations in the last tenth of the rounds (at least one evaluation)."""
-    measured = [(record.round, getattr(record, key)) for record in rounds]
-    evaluated = [(number, accuracy) for number, accuracy in measured if accuracy is not None]
+    return mean_of_tail([(record.round, getattr(record, key)) for record in rounds], share)
+
+
+def mean_of_tail(measured: Sequence[tuple[int, float | None]], share: float = 0.1) -> float | None:
+    """The mean of what is known in the last tenth of the rounds, at least one number; `measured` has all rounds."""
+    evaluated = [(number, value) for number, value in measured if value is not None]
     if not evaluated:
         return None
-    first = rounds[-1].round + 1 - math.ceil(share * (rounds[-1].round + 1))
-    tail: list[float] = [accuracy for number, accuracy in evaluated if number >= first] or [evaluated[-1][1]]
+    first = measured[-1][0] + 1 - math.ceil(share * (measured[-1][0] + 1))
+    tail = [value for number, value in evaluated if number >= first] or [evaluated[-1][1]]
     return sum(tail) / len(tail)
 
 
@@ -147,6 +152,8 @@ def summarize(rounds: Sequence[RoundRecord], attack_stop: int | None = None) -> 
         "honest_rejected": detection.false_positive_rate,
         "precision": detection.precision,
         "clean_honest_rejected": detection.clean_false_positive_rate,
+        **_summarize_metrics(rounds),
+        **summarize_clients(rounds),
         "area_under_roc": {name: area_under_roc(rounds, name) for name in filters},
         "confusion": asdict(detection),
         "skipped_rounds": sum(record.skipped is not None for record in rounds),
@@ -154,6 +161,30 @@ def summarize(rounds: Sequence[RoundRecord], attack_stop: int | None = None) -> 
         "seconds": {phase: sum(record.seconds.get(phase, 0.0) for record in rounds) for phase in phases},
         "peak_memory": {phase: max(record.peak_memory.get(phase, 0) for record in rounds) for phase in phases},
     }
+
+
+def _summarize_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """What was measured beside accuracy, at the end and in the last tenth of the rounds."""
+    names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
+    if not names:
+        return {}
+    flat = {name: [(r.round, r.metrics.get(name)) for r in rounds] for name in names}
+    return {
+        "final_loss": _last(record.loss for record in rounds),
+        "final_metrics": {name: _last(value for _, value in values) for name, values in flat.items()},
+        "tail_metrics": {name: mean_of_tail(values) for name, values in flat.items()},
+    }
+
+
+def tail_quality(summary: Mapping[str, Any]) -> float | None:
+    """How good a model is, from 0 to 1: its accuracy in the last tenth of the rounds, or R² where targets are values.
+
+    None where neither was measured, or the model is not a number.
+    """
+    if (accuracy := summary.get("tail_accuracy")) is not None:
+        return float(accuracy)
+    explained = (summary.get("tail_metrics") or {}).get("r2")
+    return None if explained is None else max(0.0, float(explained))
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

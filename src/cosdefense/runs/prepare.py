@@ -171,7 +171,7 @@ def _check_training(cell: Experiment, dataset: Dataset, world: World) -> None:
         if loss.numel() != 1:
             raise ValueError(f"loss must be one number for a batch, got shape {tuple(loss.shape)}")
         with reading_from(cell.source):
-            for metric in training.list_metrics():
+            for metric in training.list_metrics(has_classes=bool(dataset.classes)):
                 float(metric.measure(outputs, targets))
     except (RuntimeError, IndexError, TypeError) as error:
         shapes = f"inputs {tuple(inputs.shape)} of {inputs.dtype}, targets {tuple(targets.shape)} of {targets.dtype}"

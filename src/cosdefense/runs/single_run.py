@@ -49,7 +49,7 @@ def simulate_cell(
         max_update_memory=None if training.max_update_memory is None else round(training.max_update_memory * 1e9),
     )  # fmt: skip
     with reading_from(cell.source):  # which may define metrics
-        metrics = training.list_metrics()
+        metrics = training.list_metrics(has_classes=bool(dataset.classes))
     for round_ in rounds:
         record = record_of(round_)
         if _should_evaluate(round_.number, cell):
@@ -208,16 +208,16 @@ def header_of(cell: Experiment, dataset: Dataset, world: World) -> dict[str, Any
         "dataset": dataset.note or dataset.name,
         "classes": list(dataset.classes) if dataset.train_targets.ndim == 1 else [],
         "malicious_clients": world.malicious.nonzero().flatten().tolist(),
-        **_describe_metrics(cell),
+        **_describe_metrics(cell, dataset),
         "split": _count_samples(dataset, world),
         **({"clients": [dataset.clients[i] for i in world.client_ids]} if world.client_ids else {}),
     }
 
 
-def _describe_metrics(cell: Experiment) -> dict[str, Any]:
+def _describe_metrics(cell: Experiment, dataset: Dataset) -> dict[str, Any]:
     """What is measured beside accuracy and loss, and whether more of it is better."""
     with reading_from(cell.source):
-        metrics = cell.training.list_metrics()
+        metrics = cell.training.list_metrics(has_classes=bool(dataset.classes))
     return {"metrics": {metric.name: metric.higher_is_better for metric in metrics}} if metrics else {}
 
 

@@ -13,6 +13,7 @@ from ...catalog.registry import describe, get
 from ...core import Need
 from ...report.experiment_settings import read_setting
 from ...report.groups import Group, group_runs
+from ...runs.metrics import tail_quality
 from ...runs.records import RunRecord
 
 PREFIX = "arena-"  # how its experiments' names begin
@@ -132,10 +133,10 @@ def _without_schedule(run: RunRecord) -> RunRecord:
 
 
 def list_tail_accuracies(group: Group) -> list[float]:
-    """Accuracy in the last tenth of the rounds, seed by seed. What is not a number counts as zero."""
+    """Accuracy, or R² of values, in the last tenth of the rounds, seed by seed. What is not a number counts as zero."""
     accuracies = []
     for run, summary in zip(group.runs, group.summaries, strict=True):
-        tail = summary.get("tail_accuracy")
+        tail = tail_quality(summary)
         if tail is not None:
             accuracies.append(tail if math.isfinite(tail) else 0.0)
         elif run.summary is not None:  # a finished run was evaluated, and JSON writes NaN as null
@@ -145,9 +146,10 @@ def list_tail_accuracies(group: Group) -> list[float]:
 
 def _make_setting(name: str, variant: str, groups: Sequence[Group]) -> Setting:
     header = groups[0].runs[0].header
-    dataset, share = (read_setting(header, "experiment", "data", key) for key in ("dataset", "malicious"))
+    source, share = (read_setting(header, "experiment", "data", key) for key in ("dataset", "malicious"))
     tails = [list_tail_accuracies(group) for group in groups if _is_clean(group)]
     clean = fmean(end for ends in tails for end in ends) if any(tails) else None
+    dataset = source["name"] if isinstance(source, Mapping) else source
     title = ", ".join(filter(None, (f"{DATASETS.get(dataset, dataset)}, {100 * share:.3g}% attackers", variant)))
     results = []
     for defense in dict.fromkeys(group.defense for group in groups):

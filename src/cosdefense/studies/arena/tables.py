@@ -9,6 +9,7 @@ from ...report.table import NOTHING, Table
 from .defense_results import BACKDOOR, INFORMED, NONE, SURVIVAL, DefenseResult, Setting, list_tail_accuracies
 
 SIDES = {False: "No oracle", True: "With an oracle"}
+MOST_REJECTED = "Most-rejected honest client"
 RANKED = (
     *("Oracle", "Defense", "Needs", "Worst attack"),
     *(
@@ -19,7 +20,13 @@ RANKED = (
         "Backdoor success",
         "Target rate on clean images",
     ),
-    *("Honest rejected, no attack", "Honest rejected, attacked", "ms per round", "Attacks met"),
+    *(
+        "Honest rejected, no attack",
+        "Honest rejected, attacked",
+        "Most-rejected honest client",
+        "ms per round",
+        "Attacks met",
+    ),
 )
 
 
@@ -69,7 +76,13 @@ def _make_ranking(setting: Setting) -> Table:
     note += "those that do. "
     note += "Honest rejected: the share of honest updates that filters rejected; attacked: the mean over those of the "
     note += f"attacks that left more than {SURVIVAL:.0%} of the accuracy of plain averaging without an attack, since a "
-    note += "destroyed model does not tell honest clients from others. Milliseconds: of the server's rule, median over "
+    note += "destroyed model does not tell honest clients from others. "
+    if any(row[RANKED.index(MOST_REJECTED)] != NOTHING for row in rows):  # old records do not know it
+        note += (
+            f"{MOST_REJECTED}: the one that was rejected most often without an attack, and the share of its rounds in "
+        )
+        note += "which it was. "
+    note += "Milliseconds: of the server's rule, median over "
     note += "runs. Oracle: rules that need what a server does not know without help. Rules that take a guess of the "
     note += "share of attackers were given the true share of all clients."
     title = f"{setting.title}: every defense in its worst case"
@@ -82,6 +95,7 @@ def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
     ends = (low, result.mean, result.lowest_under(*INFORMED), result.lowest_under(NONE))
     shares = [result.mean_of(key, backdoors) for key in ("attack_success", "clean_target_rate")]
     shares += [result.mean_of("honest_rejected", names) for names in (clean, result.survived)]
+    shares += [result.mean_of("most_rejected_honest", clean)]
     cost = result.milliseconds
     return (
         SIDES[result.oracle],
