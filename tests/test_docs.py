@@ -19,6 +19,7 @@ import typer
 
 from cosdefense.cli import app
 from cosdefense.runs.experiment_file import load
+from forked import run_code, run_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -37,9 +38,7 @@ BLOCKS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_blocks_run(block: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_code(block, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -143,16 +142,9 @@ def test_the_commands_of_the_readme_run_as_written(tmp_path: Path) -> None:
     blocks = find_shell_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
     commands = [line for block in blocks for line in block.splitlines() if line.startswith("cosdefense ")]
     assert len(commands) >= 4
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for command in commands:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        done = run_command(*shlex.split(command, comments=True)[1:], cwd=tmp_path, OMP_NUM_THREADS="1")
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "runs" / "krum-variants" / "report.html").exists()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", "cosdefense --version"], env={**os.environ, "PATH": path}, check=True)

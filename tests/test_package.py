@@ -17,6 +17,7 @@ import pytest
 from cosdefense import aggregators, attacks, filters, hooks
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS, HOOKS
 from cosdefense.studies.paper.plan import plan
+from forked import run_code
 
 SOURCE = Path(__file__).parents[1] / "src" / "cosdefense"
 
@@ -92,25 +93,30 @@ def test_imports_point_one_way() -> None:
             assert set(imported_folders(path)) <= allowed, f"{path} imports from a folder above its own"
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def loaded_by(statement: str, folder: Path) -> set[str]:
+    """The modules of a process with torch after this statement."""
+    done = run_code(f"import sys; {statement}; print(' '.join(sys.modules))", folder)
+    assert done.returncode == 0, done.stderr
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
 @pytest.mark.slow
-def test_importing_the_package_is_light() -> None:
+def test_importing_the_package_is_light(tmp_path: Path) -> None:
     heavy = {"sklearn", "altair", "vl_convert", "typer", "rich", "flwr", "PIL", "beartype", "safetensors", "tomli_w"}
     heavy |= {"cryptography", "httpx", "starlette", "uvicorn"}
-    assert not heavy & loaded_by("import cosdefense, cosdefense.filters, cosdefense.aggregators, cosdefense.attacks")
-    assert not heavy & loaded_by("import cosdefense.simulation.loop, cosdefense.testing")
+    packages = "cosdefense, cosdefense.filters, cosdefense.aggregators, cosdefense.attacks"
+    assert not heavy & loaded_by(f"import {packages}, cosdefense.simulation.loop, cosdefense.testing", tmp_path)
 
 
 @pytest.mark.slow
 def test_importing_the_package_does_not_load_torch_until_a_name_is_used() -> None:
-    assert not {"torch", "numpy"} & loaded_by("import cosdefense")
-    assert "torch" in loaded_by("import cosdefense; cosdefense.Defense")
-    assert "torch" in loaded_by("import cosdefense; cosdefense.filters.CosDefense")
+    code = """
+import sys, cosdefense
+assert not {"torch", "numpy"} & {*sys.modules}
+assert cosdefense.Defense and cosdefense.filters.CosDefense
+assert "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # Asks every command for help in one process, and says after which one something heavy was loaded.
@@ -154,9 +160,9 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_leaves_plotting_and_data_libraries_alone() -> None:
+def test_the_command_line_leaves_plotting_and_data_libraries_alone(tmp_path: Path) -> None:
     heavy = {"sklearn", "altair", "vl_convert", "PIL", "flwr", "gymnasium", "stable_baselines3"}
-    assert not heavy & loaded_by("import cosdefense.cli, cosdefense.reinforcement")
+    assert not heavy & loaded_by("import cosdefense.cli, cosdefense.reinforcement", tmp_path)
 
 
 def test_nothing_unpickles() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import cosdefense
 from commands import called, environment
+from forked import run_command
 from held_runs import HELD, held
 from worlds import TINY
 
@@ -37,11 +38,7 @@ name = "median"
 
 
 def cosdefense_(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cosdefense", *arguments],
-        cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
-        env=environment(**variables),
-    )  # fmt: skip
+    return run_command(*arguments, cwd=cwd, **environment(**variables))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_version_and_help(folder: Path) -> None:
-    assert cosdefense_("--version", cwd=folder).stdout.strip() == cosdefense.__version__
+    command = [sys.executable, "-m", "cosdefense", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == cosdefense.__version__
     shown = cosdefense_("--help", cwd=folder)
     assert shown.returncode == 0
     for command in ("demo", "run", "report", "train-attack", "list", "data"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.data import DATASETS, DataError, Dataset, Specification, datasets, load, where
 from cosdefense.data.parsers import parse_cifar_binary
 from cosdefense.data.releases import CifarBatches, IdxFiles
+from forked import run_code
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -78,11 +77,11 @@ def test_an_unknown_name_is_met_with_the_near_one(function: object) -> None:
 
 
 @pytest.mark.slow
-def test_importing_pulls_in_nothing_heavy() -> None:
+def test_importing_pulls_in_nothing_heavy(tmp_path: Path) -> None:
     heavy = {"sklearn", "PIL", "rich", "typer", "pooch", "requests"}
     script = f"import sys, cosdefense.data; print(*sorted({heavy} & {{*sys.modules}}))"
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
-    assert answer.stdout.split() == []
+    answer = run_code(script, tmp_path)
+    assert (answer.returncode, answer.stdout.split()) == (0, [])
 
 
 # Digits

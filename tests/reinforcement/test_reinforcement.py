@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World
 from cosdefense.training.local_sgd import LocalSGD
 from cosdefense.training.server_data import ServerData
+from forked import run_command
 from worlds import digits_world
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -341,15 +343,7 @@ name = "fedavg"
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     (tmp_path / "tiny.toml").write_text(TOML)
-    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "cosdefense", *arguments],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-
-    return run
+    return partial(run_command, cwd=tmp_path, COLUMNS="200", OMP_NUM_THREADS="1")
 
 
 @pytest.mark.slow

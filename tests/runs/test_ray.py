@@ -25,6 +25,7 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.execution import Execution
 from cosdefense.runs.records import complete_lines, read_run
+from forked import run_code
 from worlds import TINY
 
 pytestmark = pytest.mark.slow  # starts clusters
@@ -330,10 +331,7 @@ def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
 
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['ray'] = None; from cosdefense.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", "tiny.toml", "--ray", "local"],
-        cwd=written(tmp_path), env=ray_environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_code(code, written(tmp_path), "run", "tiny.toml", "--ray", "local", **ray_environment())
     assert done.returncode == 1
     assert done.stderr.strip() == f"error: --ray needs Ray, which was not found: {install_hint('ray')}"
     assert not (tmp_path / "runs").exists()
