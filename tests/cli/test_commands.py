@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_version_and_help(folder: Path) -> None:
-    command = [sys.executable, "-m", "cosdefense", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == cosdefense.__version__
+    program = [sys.executable, "-m", "cosdefense", "--version"]
+    assert subprocess.run(program, capture_output=True, text=True, check=True).stdout.strip() == cosdefense.__version__
     shown = cosdefense_("--help", cwd=folder)
     assert shown.returncode == 0
     for command in ("demo", "run", "report", "train-attack", "list", "data"):
