@@ -128,6 +128,7 @@ def test_the_table_of_one_run_is_its_summary() -> None:
         "Honest rejected": f"{summary['honest_rejected']:.1%}",
         "Precision": f"{summary['precision']:.1%}",
         "Clean-round false positives": f"{summary['clean_honest_rejected']:.1%}",
+        "Most-rejected honest client": f"{summary['most_rejected_honest']:.1%}",
         "AUC": f"{summary['area_under_roc']['multi-krum']:.3f}",
         "Rounds skipped": "0",
         "Seconds": "22.0",

@@ -91,6 +91,8 @@ class RunProgress:
         n_done = record.round + 1
         if record.accuracy is not None:
             self._accuracy = f"accuracy {100 * record.accuracy:.1f} %"
+        elif record.loss is not None:
+            self._accuracy = f"loss {record.loss:.4g}"
         self._bars.update(self._bar, completed=n_done, note=self._accuracy)
         if not err.is_terminal and n_done % max(1, self._rounds // 5) == 0:
             state = self._accuracy or "not yet evaluated"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +84,19 @@ COLUMNS = {
     "batch_statistics_accuracy": "accuracy with batch statistics, %",
     "malicious_rejected": "malicious rejected, %",
     "honest_rejected": "honest rejected, %",
+    "most_rejected_honest": "most-rejected honest client, %",
+    "worst_client_accuracy": "worst-served client, %",
 }
 OPTIONAL = (  # shown where something was measured
+    "final_accuracy",
+    "tail_accuracy",
     "attack_success",
     "source_recall",
     "clean_target_rate",
     "adversarial_accuracy",
     "batch_statistics_accuracy",
+    "most_rejected_honest",
+    "worst_client_accuracy",
 )
 
 
@@ -106,20 +112,32 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
     keys = [
         key for key in COLUMNS if key not in OPTIONAL or any((run.summary or {}).get(key) is not None for run in runs)
     ]
+    if "worst_client_accuracy" not in keys and "most_rejected_honest" in keys:
+        keys.remove(
+            "most_rejected_honest"
+        )  # of one drawn client among many it says less than what it takes of the line
     for key in keys:
         table.add_column(COLUMNS[key], justify="right")
+    metrics = list(dict.fromkeys(name for run in runs for name in _metrics_of(run)))
+    for name in metrics:
+        table.add_column(name, justify="right")
     groups: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
         groups.setdefault((run.header["attack"], run.header["defense"]), []).append(run)
     for (attack, defense), group in groups.items():
         cells = [_spread([(run.summary or {}).get(key) for run in group]) for key in keys]
+        cells += [_spread([_metrics_of(run).get(name) for run in group], 1, ".4g") for name in metrics]
         table.add_row(*([attack] if several_attacks else []), defense, *cells)
     return table
 
 
-def _spread(values: list[float | None]) -> str:
+def _metrics_of(run: RunRecord) -> Mapping[str, float | None]:
+    return (run.summary or {}).get("final_metrics") or {}
+
+
+def _spread(values: list[float | None], factor: int = 100, form: str = ".1f") -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "–"
-    spread = f" ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{100 * statistics.mean(known):.1f}{spread}"
+    spread = f" ± {factor * statistics.stdev(known):{form}}" if len(known) > 1 else ""
+    return f"{factor * statistics.mean(known):{form}}{spread}"

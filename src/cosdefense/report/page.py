@@ -20,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..runs.records import RunRecord
+from .client_table import make_client_table
 from .experiment_settings import experiments, flat
 from .figure import Figure
 from .groups import Group, group_runs
@@ -72,9 +73,9 @@ def render_report(runs: Sequence[RunRecord], figures: Sequence[Figure], title: s
         "results", "Results", explain_columns(groups), tuple(headings), tuple(map(tuple, rows)), n_words,
         folded=len(rows) > MAX_ROWS,
     )  # fmt: skip
-    nodes = make_node_table(runs)
+    nodes, clients = make_node_table(runs), make_client_table(runs)
     sections = [Section.of_table(results, make_downloads(groups)), *map(Section.of_figure, figures)]
-    sections += [Section.of_table(nodes)] if nodes else []
+    sections += [Section.of_table(table) for table in (clients, nodes) if table]
     return render_page(runs, title, describe_results(groups), sections)
 
 

@@ -21,12 +21,13 @@ MAX_DESCRIBED = 4  # attacks that are described one by one
 
 def make_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the results; columns without any number are left out."""
+    columns = [*COLUMNS[:N_FIRST], *_metric_columns(groups), *COLUMNS[N_FIRST:]]
     rows = [
         [group.defense, group.setting or NOTHING, group.attack or NOTHING, seeds(group)]
-        + [cell(group) for _, cell in COLUMNS]
+        + [cell(group) for _, cell in columns]
         for group in groups
     ]
-    headings = ["Defense", "Setting", "Attack", "Seeds", *(heading for heading, _ in COLUMNS)]
+    headings = ["Defense", "Setting", "Attack", "Seeds", *(heading for heading, _ in columns)]
     kept = [index for index in range(len(headings)) if index == 0 or any(row[index] != NOTHING for row in rows)]
     return [headings[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
@@ -91,6 +92,23 @@ COLUMNS: tuple[tuple[str, Callable[[Group], str]], ...] = (
     ("Seconds", _spread(lambda summary: sum((summary.get("seconds") or {}).values()) or None, ",.1f")),
 )
 
+N_FIRST = 3  # columns of accuracy, which other metrics follow
+
+
+def _metric_columns(groups: Sequence[Group]) -> list[tuple[str, Callable[[Group], str]]]:
+    """One column for every other metric at the end, by its name in the experiment; and the loss."""
+    names = dict.fromkeys(name for group in groups for summary in group.summaries for name in _metrics_of(summary))
+    columns = [("Final loss", _number("final_loss", ".4g"))] if names else []
+    return [*columns, *((name, _spread(partial(_read_metric, name), ".4g")) for name in names)]
+
+
+def _metrics_of(summary: Summary) -> Mapping[str, float | None]:
+    return summary.get("final_metrics") or {}
+
+
+def _read_metric(name: str, summary: Summary) -> float | None:
+    return _metrics_of(summary).get(name)
+
 
 NOTES = {
     "Final accuracy": "Accuracy is measured on held-out data.",
@@ -108,8 +126,8 @@ NOTES = {
     "Precision": "Precision: the share of rejected updates that were malicious.",
     "Clean-round false positives": "Clean-round false positives: the share of honest updates rejected in rounds "
     "without any attacker.",
-    "Most-rejected honest client": "Most-rejected honest client: the one that was rejected most often, and the share of "
-    "its rounds in which it was.",
+    "Most-rejected honest client": "Most-rejected honest client: the one that was rejected most often, and the share "
+    "of its rounds in which it was.",
     "Worst-served client": "Worst-served client: the lowest accuracy of the final model on one honest client's own "
     "test samples.",
     "AUC": "AUC: how often a malicious client scores above an honest one of the same round.",

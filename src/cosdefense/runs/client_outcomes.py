@@ -59,8 +59,7 @@ def summarize_clients(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         summary["most_rejected_client"] = {
             "client": most.client, "rejected": most.share, "rounds": most.judged, **_select(measured, most.client)
         }  # fmt: skip
-    malicious = {client for record in rounds for client in _list_malicious(record)}
-    worst = find_worst_served(measured, malicious)
+    worst = find_worst_served(measured, list_malicious(rounds))
     if worst is not None:
         summary["worst_client"] = {"client": worst, **_select(measured, worst)}
         if (accuracy := summary["worst_client"].get("accuracy")) is not None:
@@ -98,10 +97,11 @@ def estimate_accuracies(run: RunRecord) -> list[float | None]:
     return estimates
 
 
+def list_malicious(rounds: Iterable[RoundRecord]) -> set[int]:
+    """Clients that attacked in any round."""
+    pairs = [pair for record in rounds for pair in zip(record.clients, record.malicious or (), strict=False)]
+    return {client for client, malicious in pairs if malicious}
+
+
 def _select(measured: Mapping[str, Sequence[float | None]], client: int) -> dict[str, float | None]:
     return {name: values[client] for name, values in measured.items() if client < len(values)}
-
-
-def _list_malicious(record: RoundRecord) -> list[int]:
-    flags = record.malicious or ()
-    return [client for client, malicious in zip(record.clients, flags, strict=False) if malicious]
