@@ -25,6 +25,7 @@ from cosdefense.secure.exchange import Checks, Outcome, Reports, Settled, Ticket
 from cosdefense.secure.helper import Helper
 from cosdefense.secure.leader import open_round
 from cosdefense.secure.model import ModelParts
+from cosdefense.secure.policy import Policy
 from cosdefense.secure.report import Report, write_report
 from cosdefense.secure.ticket import Ticket
 
@@ -72,8 +73,8 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
     terms, theta = secure.terms(parts, params, n, None), parts.theta(params)
     keys = [Ed25519PrivateKey.generate() for _ in range(n)]
     nodes = tuple(key.public_key().public_bytes_raw() for key in keys)
-    helper = MeasuredHelper(Helper(Ed25519PrivateKey.generate(), nodes))
-    ticket = helper.issue_ticket(TicketRequest(terms, parts.head_bytes(params), parts.rest_digest(params), nodes))
+    helper = MeasuredHelper(Helper(Ed25519PrivateKey.generate(), nodes, Policy(norms=True)))
+    ticket = helper.issue_ticket(TicketRequest(terms, parts.head_bytes(params), parts.rest_digest(params)))
     rows, reports = torch.empty(n, d), list[Report]()
     client = 0.0
     for i, key in enumerate(keys):

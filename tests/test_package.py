@@ -30,15 +30,15 @@ PUBLIC = {
         "simulate",
     },
     "cosdefense.flower": {
-        "AllRoundsSkipped", "Defended", "LegacyStrategy", "MaliciousClient", "PullLimits", "Reason", "SuperLinkLost",
-        "build_client_app",
+        "AllRoundsSkipped", "Defended", "HelperLost", "LegacyStrategy", "MaliciousClient", "PullLimits", "Reason",
+        "SuperLinkLost", "build_client_app", "secure_mod",
     },
     "cosdefense.monitor": {
         "AccuracyFell", "Alarm", "Alarms", "NodeLost", "NodeRejected", "PrometheusMetrics", "RoundObserver",
         "RoundsSkipped", "Rule", "find_alarms",
     },
     "cosdefense.tracking": {"Callback", "MLflow", "TensorBoard", "Tracker", "WeightsAndBiases"},
-    "cosdefense.secure": {"NoLengthProof", "Secure"},
+    "cosdefense.secure": {"HelperUnreachable", "NoLengthProof", "RemoteHelper", "Secure"},
     "cosdefense.testing": {
         "LAYOUT", "Agreement", "WorstRound", "check_aggregator", "check_attack", "check_defense", "check_filter",
         "check_restoring", "find_worst_round",

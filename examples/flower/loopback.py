@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +81,7 @@ class Loopback:
             options += ["--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.server)]
             options += ["--ssl-keyfile", str(files.server_key), "--enable-supernode-auth"]
         options += [] if self.certificates else ["--insecure"]
-        self._start("superlink", [COMMANDS / "flower-superlink", *options])
+        self.start("superlink", [COMMANDS / "flower-superlink", *options])
         self.wait_for(lambda: _is_listening(HOST, self.port), "the SuperLink", 300.0)
 
     def start_proxy(self) -> None:
@@ -90,7 +90,7 @@ class Loopback:
             raise FederationFailed("the proxy needs certificates and nginx: apt-get install nginx")
         self.proxy_port = free_port(NODE_HOST)
         settings = write_settings(self.folder / "proxy", self.node_address, self.address, self.certificates)
-        self._start("proxy", [NGINX, "-c", settings])
+        self.start("proxy", [NGINX, "-c", settings])
         port = self.proxy_port
         self.wait_for(lambda: _is_listening(NODE_HOST, port), "nginx", 60.0)
 
@@ -111,7 +111,7 @@ class Loopback:
         else:
             options += ["--insecure"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        self._start(name, [COMMANDS / "flower-supernode", *options])
+        self.start(name, [COMMANDS / "flower-supernode", *options])
 
     def stop(self, name: str, with_signal: signal.Signals = signal.SIGTERM) -> None:
         """Stop the process and all that it started: its whole session."""
@@ -124,8 +124,9 @@ class Loopback:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=5)
 
-    def _start(self, name: str, command: list[str | Path]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log, _default_sigint():
+    def start(self, name: str, command: Sequence[str | Path], folder: Path | None = None) -> None:
+        """Start a process that ends with the federation. Its log is in the folder of the federation, or in another."""
+        with ((folder or self.folder) / f"{name}.log").open("ab") as log, _default_sigint():
             self.processes[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True,

@@ -159,7 +159,7 @@ def test_duplicate_and_unsolicited_replies_do_not_count() -> None:
         everything = [*replies, *extra]
         random.Random(shuffle).shuffle(everything)
         send_round(defended, start, grid, server_round=2)
-        defended._sent = messages
+        defended.sent = messages
         assert aggregate(defended, everything) == expected
         assert defended.record is not None
         counts = {reason: defended.record.reasons.count(reason) for reason in ("unsolicited", "duplicate")}

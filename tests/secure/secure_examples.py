@@ -13,6 +13,7 @@ from cosdefense.secure.encoding import Encoded, encode, encode_public_head, shor
 from cosdefense.secure.exchange import TicketRequest
 from cosdefense.secure.helper import Helper
 from cosdefense.secure.leader import Opened, open_round
+from cosdefense.secure.policy import Policy
 from cosdefense.secure.report import Report, write_report
 from cosdefense.secure.terms import NormLimitTerms, Terms
 from cosdefense.secure.ticket import Ticket
@@ -52,13 +53,14 @@ def start_round(
     """A helper with a fresh ticket for these terms."""
     keys = keys or [Ed25519PrivateKey.generate() for _ in range(terms.clients)]
     nodes = tuple(key.public_key().public_bytes_raw() for key in keys)
+    options = {"policy": Policy(norms=True)} | options
     helper = Helper(Ed25519PrivateKey.generate(), nodes, **options)  # type: ignore[arg-type]
-    ticket = helper.issue_ticket(request(terms, head, nodes))
+    ticket = helper.issue_ticket(request(terms, head))
     return Example(terms, encode_public_head(head), keys, helper, ticket)
 
 
-def request(terms: Terms, head: np.ndarray, nodes: tuple[bytes, ...], rest: bytes = bytes(32)) -> TicketRequest:
-    return TicketRequest(terms, head.astype("<f8").tobytes(), rest, nodes)
+def request(terms: Terms, head: np.ndarray, rest: bytes = bytes(32)) -> TicketRequest:
+    return TicketRequest(terms, head.astype("<f8").tobytes(), rest)
 
 
 def encode_update(values: np.ndarray, theta: list[int], terms: Terms, *, clipped: bool = True) -> Encoded:

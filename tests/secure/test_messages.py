@@ -34,7 +34,6 @@ def written() -> dict[str, bytes]:
     rng = np.random.default_rng(0)
     head = draw_head(rng, TERMS)
     example = start_round(TERMS, head)
-    nodes = tuple(key.public_key().public_bytes_raw() for key in example.keys)
     rows = draw_updates(rng, TERMS, head, 1)
     reports = [example.write(encode_update(row, example.theta, TERMS), i) for i, row in enumerate(rows)]
     shown = Reports(example.ticket.number, tuple(report.for_helper() for report in reports))
@@ -44,7 +43,7 @@ def written() -> dict[str, bytes]:
     total = Settled(1, refused.outcomes, (1,) * 5, None, [-5] * TERMS.head, TERMS.ring.zeros(TERMS.words))
     return {
         "ticket": example.ticket.to_bytes(),
-        "request": TicketRequest(TERMS, head.tobytes(), bytes(32), nodes).to_bytes(),
+        "request": TicketRequest(TERMS, head.tobytes(), bytes(32)).to_bytes(),
         "report": reports[0].to_bytes(),
         "reports": shown.to_bytes(),
         "checks": checks.to_bytes(),

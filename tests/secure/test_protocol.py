@@ -129,13 +129,12 @@ def test_a_long_norm_limited_run_keeps_both_memories_equal() -> None:
     rng, memory = np.random.default_rng(11), None
     head = draw_head(rng, SCALED)
     example = start_round(SCALED, head)
-    nodes = tuple(key.public_key().public_bytes_raw() for key in example.keys)
     for number in range(12):
         assert SCALED.norm_limit is not None
         if number:
             assert memory is not None
             terms = replace(SCALED, clip=memory, norm_limit=replace(SCALED.norm_limit, started=True))
-            ticket = example.helper.issue_ticket(request(terms, head, nodes, rest=bytes([number] * 32)))
+            ticket = example.helper.issue_ticket(request(terms, head, rest=bytes([number] * 32)))
             example = replace(example, terms=terms, ticket=ticket)
         rows = rng.normal(size=(5, 14)) * rng.uniform(0.5, 2, size=(5, 1))
         encoded = [encode_update(row, example.theta, example.terms) for row in rows]

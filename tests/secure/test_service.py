@@ -27,11 +27,11 @@ from secure_examples import TERMS as USUAL
 from secure_examples import Example, draw_head, draw_updates, encode_update, request
 
 from cosdefense.secure.exchange import Outcome, Reports
-from cosdefense.secure.helper import Refused
 from cosdefense.secure.helper_config import BadSettings, HelperConfig
 from cosdefense.secure.helper_state import HelperState
-from cosdefense.secure.leader import Opened, open_round
-from cosdefense.secure.remote_helper import HelperUnreachable, RemoteHelper
+from cosdefense.secure.leader import HelperUnreachable, Opened, open_round
+from cosdefense.secure.policy import Refused
+from cosdefense.secure.remote_helper import RemoteHelper
 from cosdefense.secure.report import Report
 
 DAY = datetime.timedelta(days=1)
@@ -101,7 +101,7 @@ class Site:
 
     def connect(self, certificate: str = "leader", authority: str = "helper-ca") -> RemoteHelper:
         own, trusted = self.folder / f"{certificate}.crt", self.folder / f"{authority}.crt"
-        self.connections.append(RemoteHelper(self.address, own, trusted, timeout=30.0))
+        self.connections.append(RemoteHelper(self.address, own, trusted, timeout=30.0, retry_seconds=0.0))
         return self.connections[-1]
 
     def start(self) -> None:
@@ -155,10 +155,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def begin(site: Site, helper: RemoteHelper, model: int) -> tuple[Example, list[Report]]:
     """A ticket for a model, and the reports of its five clients."""
-    ticket = helper.issue_ticket(request(TERMS, HEAD, site.nodes, bytes([model] * 32)))
+    ticket = helper.issue_ticket(request(TERMS, HEAD, bytes([model] * 32)))
     identity = site.config.read_identity().public_key().public_bytes_raw()
     ticket.check(identity, TERMS.digest, ticket.model)
-    theta = request(TERMS, HEAD, site.nodes).theta
+    theta = request(TERMS, HEAD).theta
     example = Example(TERMS, theta, site.keys, helper, ticket)  # type: ignore[arg-type]
     rows = draw_updates(np.random.default_rng(13), TERMS, HEAD, 1)
     return example, [example.write(encode_update(row, theta, TERMS), i) for i, row in enumerate(rows)]
@@ -193,14 +193,14 @@ def test_rounds_over_the_network_give_the_same_sums(site: Site) -> None:
 def test_nobody_else_can_connect(site: Site) -> None:
     for certificate in ("stranger", "expired"):
         with pytest.raises(HelperUnreachable):
-            site.connect(certificate).issue_ticket(request(TERMS, HEAD, site.nodes))
+            site.connect(certificate).issue_ticket(request(TERMS, HEAD))
     authority = str(site.folder / "helper-ca.crt")
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{site.address}/health", verify=ssl.create_default_context(cafile=authority), trust_env=False)
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://localhost:{site.config.port}/health", trust_env=False)
     with pytest.raises(HelperUnreachable):  # a helper that another authority vouches for
-        site.connect(authority="other-ca").issue_ticket(request(TERMS, HEAD, site.nodes))
+        site.connect(authority="other-ca").issue_ticket(request(TERMS, HEAD))
     with pytest.raises(ValueError, match="https"):
         RemoteHelper("http://localhost:1", site.folder / "leader.crt", site.folder / "helper-ca.crt")
 

@@ -14,6 +14,7 @@ from ..catalog.options import ConfigError
 from . import arena, console, demo, export, repair, report, reproduce, run, train_attack, verify, watch
 from . import list as list_command
 from .data import data_app
+from .helper import helper_app
 
 EPILOG = (
     "Exit codes: 0 done · 1 something failed (data, disk) · 2 a mistake in what was asked · 130 interrupted, resumable."
@@ -39,6 +40,7 @@ app.command(epilog=train_attack.EPILOG)(train_attack.train_attack)
 app.command(epilog=watch.EPILOG)(watch.watch)
 app.command("list", epilog=list_command.EPILOG)(list_command.list_parts)
 app.add_typer(data_app, name="data")
+app.add_typer(helper_app, name="helper")
 
 
 @app.callback(invoke_without_command=True)

@@ -70,7 +70,7 @@ class Defense:
 
     @property
     def hides_updates(self) -> bool:
-        """Whether clients must not send updates as they are. Only simulations can run such a defense so far."""
+        """Whether clients must not send updates as they are. A server needs a helper for such a defense."""
         return False
 
     @property

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -32,10 +33,14 @@ from .reply_checks import CheckedReplies, Request, ValidReply, check_replies
 from .reply_conversion import ReplyConverter, build_metrics_message
 from .round_log import log_checked
 from .round_record import build_evaluate_metrics
+from .secure_setup import build_leader
 from .sent_model import SentModel
 from .strategy_inputs import StrategyMetrics
 from .strategy_state import describe_strategy, fingerprint_strategy, restore_on_failure
 from .training_round import TrainingRound
+
+if TYPE_CHECKING:  # they need the extra "secure"
+    from ..secure.leader import HelperLink
 
 log = logging.getLogger("flwr")
 
@@ -46,6 +51,8 @@ class Defended(Strategy):
     With a `Filter`, the wrapped strategy gets the accepted replies. With a whole `Defense`, it gets the aggregate of
     the defense as a single reply. No reply can end the run, delay a round past its deadline, or make the model
     anything but finite numbers of the right shape.
+
+    With `cosdefense.secure.Secure` and a `helper`, it sees no update: clients need `secure_mod`. See docs/secure.md.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class Defended(Strategy):
         observers: Sequence[RoundObserver] = (),
         pull_limits: PullLimits | None = None,
         node_names: Names | Path | str | None = None,
+        helper: HelperLink | None = None,
     ) -> None:
         if quorum < 1:
             raise ValueError(f"quorum must be at least 1, got {quorum}")
@@ -75,11 +83,7 @@ class Defended(Strategy):
         self.strategy = strategy
         self.defense = defense if isinstance(defense, Defense) else Defense((defense,), Mean())
         _refuse_hooks(self.defense)
-        if self.defense.hides_updates:
-            raise ValueError(
-                f"Defended sees every update, and {type(self.defense).__name__} must not: "
-                "it is for simulations so far. Pass the defense that it was made from"
-            )
+        self.leader = build_leader(self.defense, helper, strategy, weigh_by_examples, trusted_data)
         self.defense_aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy aggregates
         self.head, self.trusted_data = head, trusted_data
         self.quorum, self.deadline, self.pull_limits = quorum, deadline, pull_limits
@@ -89,11 +93,11 @@ class Defended(Strategy):
         # Decides which nodes are sampled and which noise is drawn, so it must stay secret.
         self.seed, self.has_own_seed = secrets.randbits(62) if seed is None else seed, seed is not None
         self.constructed = fingerprint_strategy(strategy)  # to tell its settings from its state
-        self.norm_guard = NormGuard(max_norm_ratio)
+        self.norm_guard = NormGuard(None if self.leader else max_norm_ratio)  # a leader does not see norms
         self.state: State = self.defense.init()
         self.record: RoundRecord | None = None  # of the last aggregated round
         self._converter: ReplyConverter | None = None  # for the model that was sent last
-        self._sent: list[Message] = []
+        self.sent: list[Message] = []  # the last messages to nodes
         self.n_bytes: dict[str, int] = {}  # of the arrays that this round sent and received
 
     def summary(self) -> None:
@@ -113,18 +117,20 @@ class Defended(Strategy):
         """As the wrapped strategy. The messages are kept: replies are compared with them."""
         self._converter = ReplyConverter.of(self.strategy, to_numpy(arrays), self.head)
         with seed_global_generators(self.seed, "train", server_round):
-            self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self.names.look_up(grid, [message.metadata.dst_node_id for message in self._sent])
-        self.n_bytes = {"train-sent": len(self._sent) * count_bytes(arrays)}
-        return self._sent
+            self.sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        if self.leader:
+            self.sent = self.leader.prepare(self.sent, self._converter.model, self.state, self.quorum)
+        self.names.look_up(grid, [message.metadata.dst_node_id for message in self.sent])
+        self.n_bytes = {"train-sent": len(self.sent) * count_bytes(arrays)}
+        return self.sent
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         with seed_global_generators(self.seed, "evaluate", server_round):
-            self._sent = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
-        self.n_bytes["evaluate-sent"] = len(self._sent) * count_bytes(arrays)
-        return self._sent
+            self.sent = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        self.n_bytes["evaluate-sent"] = len(self.sent) * count_bytes(arrays)
+        return self.sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], missing: Sequence[Rejection] = ()
@@ -135,6 +141,10 @@ class Defended(Strategy):
                 "aggregate_train needs configure_train before it: replies are compared with the messages sent"
             )
         converter = self._converter
+        if self.leader:
+            from .secure_round import aggregate_reports
+
+            return aggregate_reports(self, server_round, converter, self.leader, replies, missing)
         checked = self._check(replies, converter.model, missing)
         self.n_bytes["train-received"] = checked.n_bytes
         return TrainingRound(self, server_round, converter).aggregate(checked)
@@ -188,7 +198,7 @@ class Defended(Strategy):
         reads = StrategyMetrics.of(self.strategy)
         if model is None:  # only training computes with more than the weight
             reads = StrategyMetrics(reads.weight)
-        checked = check_replies(replies, Request.of(self._sent, model, reads))
+        checked = check_replies(replies, Request.of(self.sent, model, reads))
         checked.rejected += missing
         if model is not None:
             self._reject_by_norm(checked, model)

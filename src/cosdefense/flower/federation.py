@@ -24,7 +24,7 @@ from .arrays import get_specs, to_numpy
 from .guarded_grid import GuardedGrid
 from .progress import Progress, restore_progress, to_checkpoint, warn_about_unsaved
 from .round_log import log_end, log_metrics, log_start
-from .round_record import PREFIX
+from .round_record import HELPER_FAILED, PREFIX
 
 if TYPE_CHECKING:
     from .defended import Defended
@@ -146,7 +146,9 @@ def _check_not_all_skipped(result: Result) -> None:
     rounds = [
         metrics
         for metrics in result.train_metrics_clientapp.values()
-        if metrics.get(f"{PREFIX}-received") or any(key.startswith(f"{PREFIX}-rejected") for key in metrics)
+        if metrics.get(f"{PREFIX}-received")
+        or metrics.get(HELPER_FAILED)
+        or any(key.startswith(f"{PREFIX}-rejected") for key in metrics)
     ]
     if rounds and all(metrics.get(f"{PREFIX}-skipped") for metrics in rounds):
         raise AllRoundsSkipped(result)
@@ -205,5 +207,6 @@ def _get_label(defended: Defended) -> str:
         for name, preset in PRESETS.items():
             if preset() == defense:
                 return name
-    label = " + ".join(type(part).__name__ for part in defense.filters) or "no filter"
+    secure = "secure " if defense.hides_updates else ""
+    label = secure + " + ".join(type(part).__name__ for part in defense.filters) or "no filter"
     return label + (f" + {type(defense.aggregator).__name__}" if defended.defense_aggregates else "")

@@ -26,6 +26,10 @@ class Reason(StrEnum):
     EXAMPLES = "examples"  # the number of examples is not a finite positive number
     NORM = "norm"  # the update is far longer than those of the other nodes and of earlier rounds
     RESULT = "result"  # the longest update of a round whose result was usable only without it
+    UNKNOWN = "unknown"  # under secure aggregation: its key is not in the helper's roster
+    UNSIGNED = "unsigned"  # its signature does not cover the report and the ticket
+    UNSEALED = "unsealed"  # the helper cannot decrypt its half of the report
+    UNPROVEN = "unproven"  # its claim does not follow from its report
     DEFENSE = "defense"  # well formed, but rejected by the defense
 
 

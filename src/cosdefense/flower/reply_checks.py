@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from .arrays import CheckedArray, NDArray, count_bytes, read_arrays
+from .arrays import ArraySpec, CheckedArray, NDArray, count_bytes, read_arrays
 from .metric_checks import Metric, find_wild_losses, read_metrics
 from .reasons import BadReply, Reason, Rejection, quote_error
 from .sent_model import SentModel
@@ -27,15 +27,26 @@ class Request:
 
     nodes_by_message: Mapping[str, int]  # message id → node; empty if the transport assigned no ids
     messages: Mapping[int, Message]  # by node
-    model: SentModel | None  # None: replies carry metrics only
-    reads: StrategyMetrics  # what the wrapped strategy computes with
+    model: SentModel | None  # None: replies carry no model
+    reads: StrategyMetrics | None  # what the wrapped strategy computes with; None: replies carry no metrics
+    specs: Mapping[str, ArraySpec]  # the arrays of a reply; empty: it carries metrics only
 
     @classmethod
-    def of(cls, messages: Sequence[Message], model: SentModel | None, reads: StrategyMetrics) -> Request:
-        """From the messages after they were sent: the transport has written their ids into them."""
+    def of(
+        cls,
+        messages: Sequence[Message],
+        model: SentModel | None,
+        reads: StrategyMetrics | None,
+        specs: Mapping[str, ArraySpec] | None = None,
+    ) -> Request:
+        """From the messages after they were sent: the transport has written their ids into them.
+
+        `specs` are those of the model unless replies carry other arrays.
+        """
         by_message = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         by_message.pop("", None)
-        return cls(by_message, {message.metadata.dst_node_id: message for message in messages}, model, reads)
+        by_node = {message.metadata.dst_node_id: message for message in messages}
+        return cls(by_message, by_node, model, reads, specs or (model.specs if model else {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +93,7 @@ def check_replies(replies: Iterable[Message], request: Request) -> CheckedReplie
     _sort(checked.valid)
     _reject_duplicates(checked)
     _reject_unusual_metrics(checked)
-    _reject_wild_losses(checked, request.reads.loss)
+    _reject_wild_losses(checked, request.reads.loss if request.reads else None)
     return checked
 
 
@@ -120,10 +131,12 @@ def _check_sender(reply: Message, node: int) -> None:
 def _read_reply(reply: Message, node: int, request: Request) -> ValidReply:
     serialized: Mapping[str, CheckedArray] = {}
     arrays: Mapping[str, NDArray] = {}
-    if request.model is not None:
-        serialized = read_arrays(_get_record(reply, ArrayRecord, "arrays"), request.model.specs)
-        arrays = {name: spec.view(serialized[name]) for name, spec in request.model.specs.items()}
-    examples, metrics = read_metrics(_get_record(reply, MetricRecord, "metrics"), request.reads)
+    if request.specs:
+        serialized = read_arrays(_get_record(reply, ArrayRecord, "arrays"), request.specs)
+        arrays = {name: spec.view(serialized[name]) for name, spec in request.specs.items()}
+    examples, metrics = 1.0, dict[str, Metric]()
+    if request.reads is not None:
+        examples, metrics = read_metrics(_get_record(reply, MetricRecord, "metrics"), request.reads)
     digest = _digest(arrays, metrics, PREFIX_LENGTH)
     return ValidReply(node, request.messages[node], serialized, arrays, metrics, examples, digest)
 

@@ -13,6 +13,7 @@ from .reasons import Reason
 from .reply_checks import CheckedReplies
 
 PREFIX = "cosdefense"  # of the added metrics
+HELPER_FAILED = f"{PREFIX}-helper-failed"  # the helper of secure aggregation was needed and did not do its part
 
 
 def build_record(

@@ -109,10 +109,13 @@ class TrainingRound:
             return self._skip(checked, f"the wrapped strategy failed: {quote_error(error)}", verdict)
         if model is None:
             return self._skip(checked, f"{name} returned no model", verdict)
-        self.defended.norm_guard.remember([reply.norm for reply in work.accepted])
+        self._remember_norms(work)
         log_unusual_buffers(work.buffers.unusual, self.defended.names)
         notes = {"buffers": tuple(work.buffers.unusual)} if work.buffers.unusual else {}
         return model, self._record(checked, verdict, None, metrics, notes)
+
+    def _remember_norms(self, work: Delegation) -> None:
+        self.defended.norm_guard.remember([reply.norm for reply in work.accepted])
 
     def _build_cohort(self, replies: Sequence[ValidReply]) -> Cohort:
         """If the wrapped strategy aggregates, rows hold only the tensors that the filters look at."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..aggregators import Mean, NormLimitedMean
-from ..core import Cohort, Defense, Judged, State, TooFewClients, Verdict
+from ..core import Cohort, Defense, Judged, Layout, State, TooFewClients, Verdict
 from ..core.verdict import scatter_rows
 from ..filters import Clip, CosDefense, NormLimit
 from .encoding import decode_mean
@@ -43,8 +44,10 @@ class OpenedRound(Judged):
 class Secure(Defense):
     """A defense under secure aggregation between two servers that do not collude.
 
-    In this process both servers are objects, which is what simulations use: the protocol runs as it would between
-    computers. It takes `CosDefense`, alone or with `Clip` or `NormLimit` before it, and `Mean` or `NormLimitedMean`.
+    Called with a cohort, it runs the protocol with both servers as objects: this is what simulations use. A Flower
+    server runs it with a helper on another computer: `cosdefense.flower.Defended(…, helper=…)`.
+
+    It takes `CosDefense`, alone or with `Clip` or `NormLimit` before it, and `Mean` or `NormLimitedMean`.
     With `NormLimit`, the norms of updates are opened to both servers, in steps of 0.4 % of the running median norm.
 
     Buffers are secret too, so they cannot be combined by a median: whatever `Defense.buffers` says, their mean over the
@@ -133,6 +136,10 @@ class Secure(Defense):
         return True
 
     @property
+    def combines_buffers(self) -> bool:
+        return False  # a median compares clients
+
+    @property
     def rehearsal(self) -> Defense:
         return self.plain
 
@@ -146,8 +153,18 @@ class Secure(Defense):
         names = ("clip", "buffer_clip", "colluders", "smallest", "largest", "encrypted")
         return {name: getattr(self, name) for name in names}
 
-    def terms(self, parts: ModelParts, params: Tensor, n: int, memory: float | None) -> Terms:
-        """The public terms of a round with at most `n` clients."""
+    def get_parts(self, layout: Layout, others: bytes = b"") -> ModelParts:
+        """The parts of a model. `others`: a digest of what the layout leaves out."""
+        cosdefense = self.filters[-1]
+        assert isinstance(cosdefense, CosDefense)
+        return ModelParts(layout, layout.find_layer(cosdefense.layer), others)
+
+    def get_memory(self, state: State) -> float | None:
+        """The running median norm, if there is a norm limit and a round was settled."""
+        return state[0] if isinstance(self.filters[0], NormLimit) else None
+
+    def terms(self, parts: ModelParts, params: Tensor, n: int, memory: float | None, quorum: int = 0) -> Terms:
+        """The public terms of a round with at most `n` clients, of which at least `quorum` must send valid reports."""
         cosdefense, first = self.filters[-1], self.filters[0]
         assert isinstance(cosdefense, CosDefense)
         smallest = self.smallest or smallest_opening(self.colluders, n)
@@ -160,23 +177,20 @@ class Secure(Defense):
         clip = self.max_norm if limit is None or memory is None else memory
         return Terms(
             n, head, weights, buffers, parts.buffer_units(params), cosdefense.threshold, cosdefense.k,
-            clip, limit, self.buffer_clip, self.largest, smallest, smallest,
+            clip, limit, self.buffer_clip, self.largest, smallest, min(n, max(quorum, smallest)),
         )  # fmt: skip
 
     def judge(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
         """Run the round up to the opened sum. Rows that are not finite are rejected: they cannot be encoded."""
-        cosdefense = self.filters[-1]
-        assert isinstance(cosdefense, CosDefense)
         if len(cohort) and not bool((cohort.weights == cohort.weights[0]).all()):
             raise ValueError("Secure needs equal weights: halves of updates are added, not multiplied")
-        memory = state[0] if isinstance(self.filters[0], NormLimit) else None
-        parts = ModelParts(cohort.layout, cohort.layout.find_layer(cosdefense.layer))
+        memory, parts = self.get_memory(state), self.get_parts(cohort.layout)
         terms, theta = self.terms(parts, cohort.params, len(cohort), memory), parts.theta(cohort.params)
         finite = cohort.updates.isfinite().all(dim=1).nonzero().flatten().tolist()
         encoded = [parts.encode(cohort.updates[i], theta, terms) for i in finite]
         run = run_protocol if self.encrypted else run_in_the_clear
         outcomes = run(encoded, parts, cohort.params, theta, terms, memory)
-        return self._judged(cohort, finite, outcomes, parts, terms), self._remember(state, outcomes)
+        return self.conclude(cohort, finite, outcomes, parts, terms, state)
 
     def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
         """Give the opened mean to the aggregator, as its only row."""
@@ -192,15 +206,14 @@ class Secure(Defense):
         update, last = self.aggregator(row, last)
         return judged.verdict(update), (*memories, last)
 
-    def _remember(self, state: State, outcomes: Outcomes) -> State:
-        if not isinstance(self.filters[0], NormLimit):
-            return state
-        return (outcomes.decision.memory, *state[1:])
+    def conclude(
+        self, cohort: Cohort, valid: Sequence[int], outcomes: Outcomes, parts: ModelParts, terms: Terms, state: State
+    ) -> tuple[Judged, State]:
+        """The judged round, given what was opened. `valid`: the rows of the cohort that the outcomes are about.
 
-    def _judged(
-        self, cohort: Cohort, finite: list[int], outcomes: Outcomes, parts: ModelParts, terms: Terms
-    ) -> OpenedRound:
-        decision, rows = outcomes.decision, torch.tensor(finite, dtype=torch.long)
+        The updates of the cohort are not looked at.
+        """
+        decision, rows = outcomes.decision, torch.tensor(valid, dtype=torch.long)
         evidence = {"CosDefense": self._scatter(decision.scores, rows, cohort)}
         if isinstance(self.filters[0], NormLimit):
             assert terms.clip is not None
@@ -214,7 +227,9 @@ class Secure(Defense):
             mean = _keep_variances(torch.from_numpy(opened), cohort).to(cohort.params)
         remaining = replace(cohort, weights=cohort.weights * accepted)
         every = torch.arange(len(cohort))
-        return OpenedRound(cohort, remaining, every, evidence, {}, decision.refused, mean=mean)
+        if isinstance(self.filters[0], NormLimit):
+            state = (decision.memory, *state[1:])
+        return OpenedRound(cohort, remaining, every, evidence, {}, decision.refused, mean=mean), state
 
     def _scatter(self, values: tuple[float, ...], rows: Tensor, cohort: Cohort) -> Tensor:
         return scatter_rows(cohort.weights.new_tensor(values), rows, len(cohort), fill=math.nan)

@@ -25,7 +25,7 @@ class Outcome(IntEnum):
 
     VALID = 0
     MALFORMED = 1  # wrong sizes, or numbers outside their ranges
-    UNKNOWN_NODE = 2  # not among those that the ticket was made for
+    UNKNOWN_NODE = 2  # not in the helper's roster
     REPEATED_NODE = 3
     UNSIGNED = 4  # the signature does not cover this report, this ticket
     UNSEALED = 5  # the helper's seed cannot be decrypted, or is not the one that was announced
@@ -40,7 +40,6 @@ class TicketRequest:
     terms: Terms
     head: bytes  # the global head, float64
     rest: bytes  # digest of the other tensors of the model
-    nodes: tuple[bytes, ...]
 
     @cached_property
     def theta(self) -> list[int]:
@@ -53,17 +52,15 @@ class TicketRequest:
         return Shape.of(self.terms, with_cosine=any(self.theta))
 
     def to_bytes(self) -> bytes:
-        nodes = number(len(self.nodes)) + b"".join(self.nodes)
-        return sized(self.terms.to_json().encode()) + sized(self.head) + self.rest + nodes
+        return sized(self.terms.to_json().encode()) + sized(self.head) + self.rest
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TicketRequest:
         reader = Reader(data, "request for a ticket")
         terms = Terms.from_json(reader.text())
         head, rest = reader.sized(), reader.take(KEY)
-        nodes = tuple(reader.many(lambda r: r.take(KEY), MAX_CLIENTS))
         reader.end()
-        return cls(terms, head, rest, nodes)
+        return cls(terms, head, rest)
 
 
 @dataclass(frozen=True, repr=False)

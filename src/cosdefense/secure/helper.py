@@ -10,40 +10,18 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .exchange import Checks, Outcome, Reports, Settled, TicketRequest
 from .halves import Answers, ReportKeys, Shape, answer, expand_half, expand_head
 from .helper_state import HelperState
+from .policy import Policy, Refused
 from .report import SealedReport
 from .rule import decide
 from .streams import KEY, digest
 from .sums import add_half, empty_sum
+from .terms import Terms
 from .ticket import RoundKey, Ticket
-
-MAX_SETTLEMENTS = 2  # on one model; the second is for a leader that crashed before it saved the first
-
-
-class Refused(RuntimeError):
-    """The helper does not do what it was asked. The message says why."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What a helper agrees to, whatever the leader asks.
-
-    Args:
-        smallest: The least `Terms.smallest`.
-        quorum: The least `Terms.quorum`.
-        max_clients: The most clients of a round.
-        max_coordinates: The most coordinates of a model.
-    """
-
-    smallest: int = 3
-    quorum: int = 3
-    max_clients: int = 1000
-    max_coordinates: int = 50_000_000
 
 
 @dataclass(repr=False)
@@ -51,6 +29,8 @@ class _Round:
     """The current round. Forgotten when the next ticket is issued."""
 
     request: TicketRequest
+    roster: frozenset[bytes]  # as it was when the ticket was issued
+    memory: float | None  # the running median norm before this round
     ticket: Ticket
     key: RoundKey
     body: bytes | None = None  # digest of the reports
@@ -93,12 +73,16 @@ class Helper:
 
     def issue_ticket(self, request: TicketRequest) -> Ticket:
         """A ticket for a new round. The round before, if it is not settled, is abandoned."""
-        self._check_request(request)
+        self.policy.check(request, len(self.roster))
+        model = model_digest(request.head, request.rest)
+        count = self._count_settlements(model.hex())
+        if count >= self.policy.max_settlements:  # a ticket is settled once, so that it is enough to count them here
+            raise Refused(f"{count} rounds were settled on this model, and no more are allowed")
+        memory = self._find_memory(request.terms, model.hex())
         self._save(replace(self._state, issued=self._state.issued + 1))
         key = RoundKey()
-        model = model_digest(request.head, request.rest)
         ticket = Ticket(self._state.issued, os.urandom(KEY), key.public, request.terms.digest, model)
-        self._round = _Round(request, ticket.sign(self._identity), key)
+        self._round = _Round(request, self.roster, memory, ticket.sign(self._identity), key)
         return self._round.ticket
 
     def check_reports(self, reports: Reports) -> Checks:
@@ -108,8 +92,8 @@ class Helper:
             if current.body != body:
                 raise Refused(f"round {reports.number} has its reports already")
             return current.checks
-        if len(reports.reports) > len(current.request.nodes):
-            raise Refused(f"{len(reports.reports)} reports for {len(current.request.nodes)} nodes")
+        if len(reports.reports) > current.request.terms.clients:
+            raise Refused(f"{len(reports.reports)} reports, and the terms say {current.request.terms.clients} clients")
         found, seen = [], set[bytes]()
         for report in reports.reports:
             keys = report.keys(current.ticket)
@@ -132,39 +116,29 @@ class Helper:
             raise Refused(f"round {leader.number} needs answers for each of its {len(current.reports)} reports")
         settled, memory = self._decide(current, current.checks, leader)
         model = current.ticket.model.hex()
-        before = self._state.settlements if self._state.model == model else 0
-        if settled.refused is None and before >= MAX_SETTLEMENTS:
-            raise Refused(f"{before} rounds were settled on this model, and no more are allowed")
         if settled.refused is None:
             # On disk before the sum leaves: two sums of one round could differ by one client.
-            changes = {"settled": leader.number, "model": model, "settlements": before + 1, "memory": memory}
-            self._save(replace(self._state, **changes))  # type: ignore[arg-type]
+            count = self._count_settlements(model) + 1
+            self._save(HelperState(self._state.issued, leader.number, model, count, memory, current.memory))
             settled = self._sum(current, settled)
         current.settlement = (body, settled)
         return settled
 
-    def _check_request(self, request: TicketRequest) -> None:
-        terms, policy, nodes = request.terms, self.policy, request.nodes
-        for name, value, least in (
-            ("smallest", terms.smallest, policy.smallest),
-            ("quorum", terms.quorum, policy.quorum),
-        ):
-            if value < least:
-                raise Refused(f"{name} must be at least {least} here, got {value}")
-        if terms.clients > policy.max_clients:
-            raise Refused(f"at most {policy.max_clients} clients are allowed here, got {terms.clients}")
-        size = terms.head + terms.words
-        if size > policy.max_coordinates:
-            raise Refused(f"at most {policy.max_coordinates} coordinates are allowed here, got {size}")
-        if len(set(nodes)) != len(nodes) or not terms.quorum <= len(nodes) <= terms.clients:
-            raise Refused(f"a round needs {terms.quorum} to {terms.clients} different nodes, got {len(nodes)}")
-        if not self.roster.issuperset(nodes):
-            raise Refused(f"{len(set(nodes) - self.roster)} of the nodes are not in the roster")
-        if len(request.head) != 8 * terms.head or not np.isfinite(np.frombuffer(request.head, "<f8")).all():
-            raise Refused(f"the global head needs {terms.head} finite numbers")
-        limit, memory = terms.norm_limit, self._state.memory
-        if limit is not None and (limit.started != (memory is not None) or memory not in (None, terms.clip)):
-            raise Refused(f"the running median norm is {memory} here, and {terms.clip} in the terms")
+    def _count_settlements(self, model: str) -> int:
+        return self._state.settlements if self._state.model == model else 0
+
+    def _find_memory(self, terms: Terms, model: str) -> float | None:
+        """The running median norm that a round on this model starts with.
+
+        A leader that lost the sum of a settlement repeats the round, on the same model and from the same memory.
+        """
+        state, limit = self._state, terms.norm_limit
+        if limit is None:
+            return state.memory
+        asked = terms.clip if limit.started else None
+        if asked != state.memory and not (state.model == model and asked == state.before):
+            raise Refused(f"the running median norm is {state.memory} here, and {asked} in the terms")
+        return asked
 
     def _current(self, number: int) -> _Round:
         if self._round is None or self._round.ticket.number != number:
@@ -174,7 +148,7 @@ class Helper:
     def _open(
         self, report: SealedReport, keys: ReportKeys, current: _Round, seen: Collection[bytes]
     ) -> tuple[Outcome, bytes | None]:
-        if report.node not in current.request.nodes:
+        if report.node not in current.roster:
             return Outcome.UNKNOWN_NODE, None
         if report.node in seen:
             return Outcome.REPEATED_NODE, None
@@ -199,7 +173,7 @@ class Helper:
         outcomes = compare(ours, leader, current.request.shape)
         valid = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.VALID]
         claims = [current.reports[i].claim for i in valid]
-        decision = decide(claims, terms, self._state.memory, with_cosine=any(theta))
+        decision = decide(claims, terms, current.memory, with_cosine=any(theta))
         weights = [0] * len(outcomes)
         for i, weight in zip(valid, decision.weights, strict=True):
             weights[i] = weight

@@ -10,7 +10,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from .helper import Policy
+from .policy import Policy
 from .streams import KEY
 
 
@@ -61,7 +61,9 @@ class HelperConfig:
             if not isinstance(table.get(key), str):
                 raise BadSettings(f"{path}: {key} must be a text, got {table.get(key)!r}")
         for key in limits & set(table):
-            if type(table[key]) is not int or table[key] < 1:
+            if key == "norms" and type(table[key]) is not bool:
+                raise BadSettings(f"{path}: norms must be true or false, got {table[key]!r}")
+            if key != "norms" and (type(table[key]) is not int or table[key] < 1):
                 raise BadSettings(f"{path}: {key} must be a whole number from 1, got {table[key]!r}")
         host, _, port = table["listen"].rpartition(":")
         if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:

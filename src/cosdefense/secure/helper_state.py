@@ -23,6 +23,7 @@ class HelperState:
         model: The digest of the model of that round, as text.
         settlements: How many rounds were settled on that model.
         memory: The running median norm, if a norm limit is used.
+        before: What it was before the last settled round.
     """
 
     issued: int = 0
@@ -30,6 +31,7 @@ class HelperState:
     model: str = ""
     settlements: int = 0
     memory: float | None = None
+    before: float | None = None
 
     @classmethod
     def load(cls, path: Path | None) -> HelperState:
@@ -41,7 +43,7 @@ class HelperState:
         except (OSError, ValueError, RecursionError) as error:
             raise BrokenState(f"{path} cannot be read: {error}") from error
         kinds: dict[str, tuple[type, ...]] = {"issued": (int,), "settled": (int,), "model": (str,)}
-        kinds |= {"settlements": (int,), "memory": (float, type(None))}
+        kinds |= {"settlements": (int,), "memory": (float, type(None)), "before": (float, type(None))}
         if not isinstance(table, dict) or set(table) != {field.name for field in fields(cls)}:
             raise BrokenState(f"{path} is not a helper's state: it needs the keys {sorted(kinds)}")
         for name, allowed in kinds.items():
@@ -50,8 +52,9 @@ class HelperState:
         state = cls(**table)
         if not 0 <= state.settled <= state.issued < 2**63 or state.settlements < 0:
             raise BrokenState(f"{path}: settled rounds must be among the issued ones, got {state}")
-        if state.memory is not None and not 0 < state.memory < math.inf:
-            raise BrokenState(f"{path}: memory must be a positive number, got {state.memory}")
+        for norm in (state.memory, state.before):
+            if norm is not None and not 0 < norm < math.inf:
+                raise BrokenState(f"{path}: memory and before must be positive numbers, got {norm}")
         return state
 
     def save(self, path: Path | None) -> None:

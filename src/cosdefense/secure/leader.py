@@ -46,6 +46,10 @@ class Opened:
     words: Words | None = None
 
 
+class HelperUnreachable(ConnectionError):
+    """The helper does not answer, or answers something else than the protocol. The round must be skipped."""
+
+
 class ServersDisagree(RuntimeError):
     """The two servers came to different verdicts: their versions differ, or one does not follow the protocol."""
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from .proof import ELEMENT, P
 
 T = TypeVar("T")
+Bytes = bytes | bytearray | memoryview
 
 
 class Malformed(ValueError):
@@ -18,10 +19,13 @@ class Malformed(ValueError):
 class Reader:
     """Takes fields from the front of a message."""
 
-    def __init__(self, data: bytes, what: str) -> None:
-        self._data, self._what, self._at = bytes(data), what, 0
+    def __init__(self, data: Bytes, what: str) -> None:
+        self._data, self._what, self._at = memoryview(data), what, 0
 
     def take(self, n: int) -> bytes:
+        return bytes(self._take(n))
+
+    def _take(self, n: int) -> memoryview:
         if n > len(self._data) - self._at:
             raise Malformed(f"{self._what} ends too early: {n} bytes needed, {len(self._data) - self._at} left")
         taken = self._data[self._at : self._at + n]
@@ -33,6 +37,10 @@ class Reader:
 
     def sized(self) -> bytes:
         return self.take(self.number())
+
+    def view(self) -> memoryview:
+        """As `sized`, without a copy."""
+        return self._take(self.number())
 
     def text(self) -> str:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,32 +11,43 @@ from typing import TypeVar
 import httpx
 
 from .exchange import TOTAL, Checks, Reports, Settled, TicketRequest
-from .helper import Refused
+from .leader import HelperUnreachable
 from .messages import Malformed
+from .policy import Refused
 from .proof import ELEMENT
 from .ticket import Ticket
 
 T = TypeVar("T")
-
-
-class HelperUnreachable(ConnectionError):
-    """The helper does not answer, or answers something else than the protocol. The round must be skipped."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds between two requests
 
 
 class RemoteHelper:
     """A helper behind HTTPS, with the same three steps as `Helper`.
 
+    A request that is not answered is repeated, with pauses. That is safe: the helper gives the same answer to the same
+    reports and to the same settlement, and a second ticket abandons the first.
+
     Args:
         address: Such as "https://helper.example.org:8443".
         certificate: The leader's TLS certificate. Its private key lies beside it, with the ending ".key".
-        helper_authority: The authority that signed the helper's certificate.
+        helper_certificate: The helper's TLS certificate, or the authority that signed it.
         timeout: Seconds to wait for an answer.
+        retry_seconds: How long a request is repeated before the round is given up.
     """
 
-    def __init__(self, address: str, certificate: Path, helper_authority: Path, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        certificate: Path | str,
+        helper_certificate: Path | str,
+        *,
+        timeout: float = 60.0,
+        retry_seconds: float = 60.0,
+    ) -> None:
         if not address.startswith("https://"):
             raise ValueError(f'a helper\'s address must start with "https://", got {address!r}')
-        context = ssl.create_default_context(cafile=str(helper_authority))
+        certificate, self._retry_seconds = Path(certificate), retry_seconds
+        context = ssl.create_default_context(cafile=str(helper_certificate))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(certificate, certificate.with_suffix(".key"))
         self._client = httpx.Client(base_url=address, verify=context, timeout=timeout, trust_env=False)
@@ -67,7 +79,18 @@ class RemoteHelper:
         return self._request
 
     def _post(self, path: str, body: bytes, most: int) -> bytes:
-        """The answer's bytes, at most so many."""
+        """The answer's bytes, at most so many. Repeated while there is none."""
+        end, pause = time.monotonic() + self._retry_seconds, FIRST_PAUSE
+        while True:
+            try:
+                return self._post_once(path, body, most)
+            except HelperUnreachable:
+                if time.monotonic() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _post_once(self, path: str, body: bytes, most: int) -> bytes:
         answer = bytearray()
         try:
             with self._client.stream("POST", path, content=body) as response:

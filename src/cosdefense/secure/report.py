@@ -23,11 +23,11 @@ from .halves import (
     read_integers,
     split_roots,
 )
-from .messages import Malformed, Reader, elements, number
+from .messages import Bytes, Malformed, Reader, elements, number
 from .proof import P, prove
 from .sketch import sketch
 from .squares import three_squares
-from .statements import Claim, Squares, claim, statements
+from .statements import CLAIM, Claim, Squares, claim, statements
 from .streams import KEY, derive_seed, digest
 from .terms import Terms
 from .ticket import SEALED, SIGNATURE, Ticket, seal, verifies
@@ -70,7 +70,7 @@ class Report:
 
     node: bytes
     claim: Claim
-    words: bytes
+    words: Bytes
     rest: bytes
     seed: bytes  # digest of the helper's seed
     sealed: bytes
@@ -82,17 +82,24 @@ class Report:
 
     def to_bytes(self) -> bytes:
         parts = (self.node, self.claim.to_bytes(), self.seed, self.sealed, self.signature)
-        return b"".join(parts) + number(len(self.words)) + self.words + number(len(self.rest)) + self.rest
+        return b"".join((*parts, number(len(self.words)), self.words, number(len(self.rest)), self.rest))
 
     @classmethod
-    def from_bytes(cls, data: bytes, terms: Terms, *, with_cosine: bool) -> Report:
+    def from_bytes(cls, data: Bytes, terms: Terms, *, with_cosine: bool) -> Report:
+        """Read a report strictly. Its words stay where they are: they are not copied."""
         reader = Reader(data, "report")
         node, claimed, seed = reader.take(KEY), Claim(reader.number(), reader.number()), reader.take(KEY)
         sealed, signature = reader.take(SEALED), reader.take(SIGNATURE)
-        report = cls(node, claimed, reader.sized(), reader.sized(), seed, sealed, signature)
+        report = cls(node, claimed, reader.view(), reader.sized(), seed, sealed, signature)
         reader.end()
         report.check_sizes(terms, with_cosine=with_cosine)
         return report
+
+    @staticmethod
+    def count_bytes(terms: Terms, *, with_cosine: bool) -> int:
+        """The length of every report of a round."""
+        rest = Shape.of(terms, with_cosine=with_cosine).rest_bytes
+        return 2 * KEY + CLAIM + SEALED + SIGNATURE + 2 * 8 + terms.words * terms.ring.width + rest
 
     def check_sizes(self, terms: Terms, *, with_cosine: bool) -> None:
         rest = Shape.of(terms, with_cosine=with_cosine).rest_bytes

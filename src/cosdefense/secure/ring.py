@@ -64,7 +64,7 @@ class Ring:
             return words.astype("<u4", copy=False).tobytes()
         return words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, : self.width].tobytes()
 
-    def from_bytes(self, data: bytes) -> Words:
+    def from_bytes(self, data: bytes | bytearray | memoryview) -> Words:
         """The words of a message, whose length was checked."""
         if self.bits == 32:
             return np.frombuffer(data, "<u4")

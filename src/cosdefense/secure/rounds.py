@@ -14,6 +14,7 @@ from .exchange import Outcome, TicketRequest
 from .helper import Helper
 from .leader import open_round
 from .model import ModelParts
+from .policy import Policy
 from .report import write_report
 from .ring import Words
 from .rule import Decision, decide
@@ -52,8 +53,8 @@ def run_protocol(
     """The protocol, with clients, leader and helper as objects."""
     keys = [Ed25519PrivateKey.generate() for _ in range(terms.clients)]
     nodes = tuple(key.public_key().public_bytes_raw() for key in keys)
-    helper = Helper(Ed25519PrivateKey.generate(), nodes, memory=memory)
-    ticket = helper.issue_ticket(TicketRequest(terms, parts.head_bytes(params), parts.rest_digest(params), nodes))
+    helper = Helper(Ed25519PrivateKey.generate(), nodes, Policy(norms=True), memory=memory)
+    ticket = helper.issue_ticket(TicketRequest(terms, parts.head_bytes(params), parts.rest_digest(params)))
     ticket.check(helper.public_key, terms.digest, parts.digest(params))
     reports = [write_report(update, theta, terms, ticket, key) for update, key in zip(encoded, keys, strict=False)]
     opened = open_round(reports, ticket, terms, theta, memory, helper)

@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .exchange import Checks, Reports, TicketRequest
-from .helper import Helper, Refused
+from .helper import Helper
 from .helper_config import HelperConfig
 from .messages import Malformed
+from .policy import Refused
 from .terms import RefusedTerms
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class HelperService:
         self._helper.roster = frozenset(self._config.read_roster())  # operators add and remove nodes between rounds
         ticket = self._helper.issue_ticket(request)
         self._request = request
-        LOG.info("ticket %d for %d nodes, terms %s", ticket.number, len(request.nodes), request.terms.digest.hex()[:8])
+        LOG.info("ticket %d for %d clients, model %s", ticket.number, request.terms.clients, ticket.model.hex()[:8])
         return ticket.to_bytes()
 
     def check_reports(self, body: bytes) -> bytes:
@@ -91,6 +92,7 @@ class HelperService:
 
 def serve(path: Path) -> None:
     """Run a helper until it is stopped."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = HelperConfig.load(path)
     settings = uvicorn.Config(
         HelperService(config).app(),
@@ -106,4 +108,5 @@ def serve(path: Path) -> None:
     settings.load()
     assert settings.ssl is not None
     settings.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    LOG.info("listening on %s:%d for %d nodes", config.host, config.port, len(config.read_roster()))
     uvicorn.Server(settings).run()

@@ -19,6 +19,7 @@ from .ring import Signed
 from .sketch import SKETCH
 from .terms import HEAD_BITS, MAX_LENGTH, STEPS, TOLERANCE, Terms
 
+CLAIM = 16  # bytes of a claim
 COSINE_BITS = 24  # fraction bits of a claimed cosine
 ONE = 1 << COSINE_BITS
 HEAD_LIMIT = int(HEAD_RANGE) << HEAD_BITS  # the largest coordinate of an encoded head

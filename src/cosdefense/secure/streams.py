@@ -13,7 +13,7 @@ PROTOCOL = b"cosdefense secure 1"
 KEY = 32  # bytes of a key, a seed and a digest
 
 
-def digest(label: str, *parts: bytes) -> bytes:
+def digest(label: str, *parts: bytes | bytearray | memoryview) -> bytes:
     """SHA-256 of the parts, each with its length, for one purpose."""
     hashed = hashlib.sha256(PROTOCOL + b" " + label.encode() + b"\0")
     for part in parts:

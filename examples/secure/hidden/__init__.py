@@ -1,0 +1,1 @@
+"""The digits app of examples/flower under secure aggregation: one more mod at the client, a helper at the server."""

@@ -1,0 +1,52 @@
+"""What leader and clients of secure aggregation send each other inside Flower's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ConfigRecord, Message
+
+from ..secure.messages import Malformed
+from ..secure.model import ModelParts
+from ..secure.streams import digest
+from ..secure.terms import Terms
+from ..secure.ticket import Ticket
+from .arrays import NDArray
+
+KEY = "cosdefense-secure"  # the record of configuration in a message that asks for training
+REPORT = "report"  # the only array in a reply
+
+
+@dataclass(frozen=True)
+class SecureRecord:
+    """The helper's ticket, the terms that it names, and the layer that CosDefense looks at."""
+
+    ticket: Ticket
+    terms: Terms
+    layer: str
+
+    def write(self, message: Message) -> None:
+        message.content[KEY] = ConfigRecord(
+            {"ticket": self.ticket.to_bytes(), "terms": self.terms.to_json(), "layer": self.layer}
+        )
+
+    @classmethod
+    def take(cls, message: Message) -> SecureRecord:
+        """Read the record and remove it: the app gets the message that the strategy wrote."""
+        if KEY not in message.content.config_records:
+            raise Malformed("the message holds no ticket of a helper")
+        record = message.content.config_records[KEY]
+        del message.content[KEY]
+        ticket, terms, layer = (record.get(name) for name in ("ticket", "terms", "layer"))
+        if not isinstance(ticket, bytes) or not isinstance(terms, str) or not isinstance(layer, str):
+            raise Malformed("the message holds a ticket of an unknown form")
+        return cls(Ticket.from_bytes(ticket), Terms.from_json(terms), layer)
+
+
+def digest_others(arrays: Mapping[str, NDArray], parts: ModelParts) -> bytes:
+    """Of the dtypes, and of all arrays that a vector leaves out: counters could mark the model of one client."""
+    kinds = repr([(name, str(array.dtype), array.shape) for name, array in arrays.items()])
+    left_out = [array for name, array in arrays.items() if name not in parts.layout.slices]
+    return digest("arrays outside the vector", kinds.encode(), *(np.ascontiguousarray(a).tobytes() for a in left_out))
