@@ -289,7 +289,7 @@ def other_table(small: World, repeats: int) -> tuple[Table, dict[str, Any]]:
     start = task.initial()
     pairs: dict[str, tuple[Round, Round, float | None]] = {
         f"evaluation, {n} images": (
-            lambda: evaluate(task, start, small.images[:n], small.labels[:n], Attack(), 10),
+            lambda: evaluate(task, start, small.inputs[:n], small.targets[:n], Attack(), 10),
             plain_evaluation(small, n),
             1.5,
         ),

@@ -15,8 +15,8 @@ from cosdefense.data import load
 
 # Your data: images in [0, 1] and their labels, on the device where training happens.
 digits = load("digits")
-train_images, train_labels = digits.train_images.float() / 255, digits.train_labels
-test_images, test_labels = digits.test_images.float() / 255, digits.test_labels
+train_images, train_labels = digits.train_inputs.float() / 255, digits.train_targets
+test_images, test_labels = digits.test_inputs.float() / 255, digits.test_targets
 
 # Your model: any module that maps images to logits.
 torch.manual_seed(0)

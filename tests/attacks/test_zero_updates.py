@@ -6,7 +6,7 @@ import torch
 
 from cosdefense import Cohort, Layout, get
 from cosdefense.attacks import ZeroUpdates
-from cosdefense.simulation.client_training import train_round
+from cosdefense.simulation.client_training import LocalWork, train_round
 from doubles import cohort_of
 from worlds import digits_world
 
@@ -23,7 +23,17 @@ def test_free_riders_do_not_train() -> None:
     params, malicious = world.task.initial(), torch.tensor([False, True, False, True])
     updates = torch.full((4, len(params)), torch.nan)
     train_round(
-        updates, world, ZeroUpdates(), None, (), params, torch.arange(4), malicious, steps=1, batch=4, seed=0, number=0
+        updates,
+        world,
+        ZeroUpdates(),
+        None,
+        (),
+        params,
+        torch.arange(4),
+        malicious,
+        local=LocalWork(4),
+        seed=0,
+        number=0,
     )
     assert updates[malicious].abs().max() == 0
     assert bool((updates[~malicious].norm(dim=1) > 0).all())

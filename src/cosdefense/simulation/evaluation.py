@@ -18,7 +18,7 @@ from ..data.dataset import IGNORED, Inputs, Owners, Targets
 from ..training.batches import to_unit_range
 from ..training.executor import to_channels_last
 from ..training.losses import choose_classes, sum_loss
-from ..training.metrics import Metric, accuracy
+from ..training.metrics import Measure, Metric, accuracy
 from ..training.task import Task
 from ..training.threads import map_in_threads
 
@@ -104,7 +104,7 @@ def evaluate_clients(
     has_classes: bool,
 ) -> dict[str, tuple[float, ...]]:
     """How well the model serves each client: its metrics on the client's own test samples."""
-    measures = {"accuracy": accuracy} if has_classes else {}
+    measures: dict[str, Measure] = {"accuracy": accuracy} if has_classes else {}
     measures |= {"loss": lambda found, wanted: float(task.loss_function(found, wanted))}
     measures |= {metric.name: metric.measure for metric in metrics}
     owners = owners.to(labels.device)
