@@ -2,6 +2,7 @@
 # make test    the whole test suite
 # make quick   a part of the suite: no long training, no other processes
 # make coverage  the same part, and how much of the package it runs
+# make docs    build the documentation site into dist/site
 # make check   format, lint, types, tests: what CI runs
 # make bench   measure beside byzfl and Flower (minutes; leave the computer alone meanwhile)
 # make format  let ruff rewrite the code
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # With cached bytecode a process of the tests starts in half the time; there are a hundred of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick coverage check lint bench format clean
+.PHONY: demo test quick coverage check lint bench format docs clean
 
 demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
@@ -35,7 +36,12 @@ lint: .venv/.developing
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
-check: lint test
+# Strict: a broken link, a missing anchor or a page that no menu has ends it.
+docs: .venv/.developing
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "The site is in dist/site."
+
+check: lint docs test
 
 bench: .venv/.measuring
 	$(BIN)/python benchmarks/aggregation.py
