@@ -62,6 +62,17 @@ def test_a_row_per_client(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_metrics_of_clients_that_did_not_take_part(tmp_path: Path) -> None:
+    record = RoundRecord(0, (2, 0), (1.0, 0.0), accuracy=0.5, client_metrics={"accuracy": (0.25, 0.5, None)})
+    write_pack(tmp_path / PACK, [RunRecord({"experiment": {}}, (record,))])
+    table = cosdefense.read_runs(tmp_path, rows="clients")
+    assert table.select("client", "accepted", "metric_accuracy").rows() == [
+        (2, True, None),
+        (0, False, 0.25),
+        (1, None, 0.5),
+    ]
+
+
 def test_a_row_per_run_has_its_summary(tmp_path: Path) -> None:
     run = make_run(rounds=80)
     finished = RunRecord(run.header, run.rounds, {"final_accuracy": 0.5, "seconds": {"train": 8.0}})

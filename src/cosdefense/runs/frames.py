@@ -52,6 +52,7 @@ def _rows_of_rounds(run: RunRecord) -> Iterator[Row]:
 
 
 def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
+    """The clients of each round; where every client's own data were tested, the others too."""
     for record in run.rounds:
         for row, client in enumerate(record.clients):
             yield {
@@ -64,7 +65,17 @@ def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
                 "reason": _get(record.reasons, row),
                 "notes": ", ".join(note for note, noticed in record.notes.items() if client in noticed) or None,
                 **{f"score_{name}": scores[row] for name, scores in record.scores.items()},
+                **_list_metrics(record, client),
             }
+        n_measured = max(map(len, record.client_metrics.values()), default=0)
+        for client in sorted(set(range(n_measured)) - set(record.clients)):
+            yield {"round": record.round, "client": client, **_list_metrics(record, client)}
+
+
+def _list_metrics(record: RoundRecord, client: int) -> Row:
+    """Of a client's own test data. These are kept for the clients 0, 1, 2, … of a simulation."""
+    measured = record.client_metrics.items()
+    return {f"metric_{name}": values[client] for name, values in measured if client < len(values)}
 
 
 def _rows_of_run(run: RunRecord) -> Iterator[Row]:

@@ -9,10 +9,13 @@ import textwrap
 import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..catalog.signatures import explanations_of, first_line, options_of
+from ..data.huggingface import read_saved_dataset
+from ..data.image_folder import read_images
 from ..data.partition import PARTITIONS
+from ..data.sources import READERS
 from ..training.models import MODELS
 from .experiment import Experiment
 
@@ -68,7 +71,21 @@ LISTS = {
     "options, or its parts as `filters`, `aggregator`, `hooks` and `buffers`; a `label`.",
     "model": 'The table `[model]`: the `name` of a model below, or `"module:function"`, and its options.',
 }
-TYPES = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false", "None": '"none"'}
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): '"none"'}
+NOT_IN_FILES = ("source", "options", "digest", "loaded")  # fields that are worked out when a file is read
+READERS_BY_SOURCE: dict[str, Callable[..., Any]] = {
+    "`table.csv`": READERS[".csv"],
+    "`arrays.npz`": READERS[".npz"],
+    "a folder of images": read_images,
+    "a folder saved by Hugging Face `datasets`": read_saved_dataset,
+}
+OWN_DATA = """## Datasets of your own
+
+`dataset` may be a path, or a function that returns a `cosdefense.data.Dataset`:
+`dataset = "package.module:function"`. Options of its reader go into a table with its `name`:
+`dataset = {name = "patients.csv", label = "diagnosis", client = "hospital"}`. The content is part of
+the experiment: a changed file gives other runs.
+"""
 
 
 def build_reference() -> str:
@@ -78,6 +95,7 @@ def build_reference() -> str:
     for field in tables:
         kind = type(field.default)
         lines += [f"## [{field.name}]\n", f"{first_line(kind)}\n", *_describe_fields(kind)]
+    lines += [OWN_DATA, *_describe_named(READERS_BY_SOURCE, "source", taken=("path",))]
     lines += ["## Partitions\n", "The table `data.partition` has the `name` of one of these, and its options.\n"]
     lines += _describe_named(PARTITIONS)
     lines += ["## Models\n", "The table `[model]` has the `name` of one of these, and its options.\n"]
@@ -88,34 +106,42 @@ def build_reference() -> str:
 def _describe_top(members: list[Field[Any]]) -> Iterator[str]:
     yield "## Top level\n"
     yield from _head()
-    comments = comments_of(Experiment)
+    comments, hints = comments_of(Experiment), get_type_hints(Experiment)
     for field in members:
-        if field.name == "source":
-            continue
         if field.name in LISTS:
-            yield _row(f"`{field.name}`", "tables" if field.name != "model" else "table", "", LISTS[field.name])
-        else:
-            yield _row(f"`{field.name}`", _type(field.type), _default(field.default), comments.get(field.name, ""))
+            yield _row(f"`{field.name}`", "table" if field.name == "model" else "tables", "", LISTS[field.name])
+        elif field.name not in NOT_IN_FILES:
+            yield _row(f"`{field.name}`", _type(hints[field.name]), _default(field.default), comments[field.name])
     yield ""
 
 
 def _describe_fields(kind: type) -> Iterator[str]:
-    explained = comments_of(kind) | explanations_of(kind)
+    explained, hints = comments_of(kind) | explanations_of(kind), get_type_hints(kind)
     yield from _head()
     for field in fields(kind):
         if field.name == "partition":
             name = next(name for name, known in PARTITIONS.items() if isinstance(field.default, known))
             yield _row("`partition`", "table", f"`{name}`", "See [partitions](#partitions).")
-        else:
-            yield _row(f"`{field.name}`", _type(field.type), _default(field.default), explained.get(field.name, ""))
+        elif field.name == "dataset":
+            about = "See [datasets of your own](#datasets-of-your-own); `cosdefense list datasets` has the names."
+            yield _row("`dataset`", "text or table", _default(field.default), about)
+        elif field.name not in NOT_IN_FILES:
+            meaning = explained.get(field.name, "")
+            yield _row(f"`{field.name}`", _type(hints[field.name]), _default(field.default), meaning)
     yield ""
 
 
-def _describe_named(known: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
-    yield "| name | options | what it is |\n| --- | --- | --- |"
+def _describe_named(
+    known: Mapping[str, Callable[..., Any]], what: str = "name", taken: tuple[str, ...] = ("shape", "n_outputs")
+) -> Iterator[str]:
+    """One row for each. Users do not give what is `taken`."""
+    yield f"| {what} | options | what it is |\n| --- | --- | --- |"
     for name, make in known.items():
-        options = ", ".join(f"`{option} = {_toml(default)}`" for option, default in options_of(make).items())
-        yield _row(f"`{name}`", options or "–", first_line(make))
+        parameters = inspect.signature(make).parameters
+        required = [key for key, p in parameters.items() if p.default is p.empty and key not in taken]
+        options = [f"`{key}` (required)" for key in required]
+        options += [f"`{key} = {_toml(default)}`" for key, default in options_of(make).items()]
+        yield _row(name if "`" in name or " " in name else f"`{name}`", ", ".join(options) or "–", first_line(make))
     yield ""
 
 
@@ -134,9 +160,15 @@ def comments_of(kind: type) -> dict[str, str]:
     return explained
 
 
-def _type(annotation: Any) -> str:
-    words = str(annotation).replace("tuple[", "list of ").replace(", ...]", "").split(" | ")
-    return " or ".join(" ".join(TYPES.get(word, word) for word in part.split(" ")) for part in words)
+def _type(hint: Any) -> str:
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return " or ".join(f'"{argument}"' for argument in arguments)
+    if get_origin(hint) is tuple:
+        return f"list of {_type(arguments[0])}"
+    if arguments:
+        return " or ".join(_type(argument) for argument in arguments)
+    return TYPES[hint]
 
 
 def _default(value: Any) -> str:
