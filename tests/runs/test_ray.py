@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from commands import environment
+from commands import called, environment
 from cosdefense.catalog.extras import MissingExtra, install_hint
 from cosdefense.catalog.options import ConfigError
 from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.execution import Execution
 from cosdefense.runs.records import complete_lines, read_run
-from forked import run_code
+from forked import run_code, run_command
 from worlds import TINY
 
 pytestmark = pytest.mark.slow  # starts clusters
@@ -98,10 +98,7 @@ def arguments(*more: str) -> list[str]:
 
 
 def command(folder: Path, *more: str, **environment_: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        arguments(*more), cwd=folder, env=ray_environment() | environment_, capture_output=True, text=True, check=False,
-        timeout=300,
-    )  # fmt: skip
+    return run_command(*arguments(*more)[3:], cwd=folder, **(ray_environment() | environment_))
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +320,7 @@ def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
     with socket.socket() as closed:  # bound, and not listening
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        done = command(written(tmp_path), "--ray", address)
+        done = called(*arguments("--ray", address)[3:], cwd=written(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: no Ray cluster answers at {address}")
     assert len(done.stderr.splitlines()) == 1
