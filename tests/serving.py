@@ -19,7 +19,7 @@ def serving(folder: Path, token: str | None = None, *, port: int = 0, metrics: b
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             assert time.monotonic() < end, "the server did not start in time"
@@ -27,5 +27,5 @@ def serving(folder: Path, token: str | None = None, *, port: int = 0, metrics: b
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()

@@ -92,7 +92,7 @@ class Loopback:
         settings = write_settings(self.folder / "proxy", self.node_address, self.address, self.certificates)
         self.start("proxy", [NGINX, "-c", settings])
         port = self.proxy_port
-        self.wait_for(lambda: _is_listening(NODE_HOST, port), "nginx", 60.0)
+        self.wait_for(lambda: _is_listening(NODE_HOST, port), "nginx", 300.0)
 
     def start_supernode(
         self,
@@ -122,7 +122,7 @@ class Loopback:
             process.wait(timeout=5)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=5)
+        process.wait(timeout=60)
 
     def start(self, name: str, command: Sequence[str | Path], folder: Path | None = None) -> None:
         """Start a process that ends with the federation. Its log is in the folder of the federation, or in another."""
@@ -144,7 +144,7 @@ class Loopback:
 
     # ---- queries
 
-    def flwr(self, *arguments: str, timeout: float = 60.0) -> str:
+    def flwr(self, *arguments: str, timeout: float = 300.0) -> str:
         """The output of a `flwr` command."""
         done = subprocess.run(
             [COMMANDS / "flwr", *arguments], env=self._environment, capture_output=True, text=True, check=False,

@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(sent)
             if fault == "stalling":
                 self.wfile.flush()
-                self.server.stop_stalling.wait(20)
+                self.server.stop_stalling.wait(300)
         except ConnectionError:
             self.close_connection = True  # the client has seen enough
 
@@ -72,7 +72,7 @@ def server() -> Iterator[Server]:
         finally:
             server.stop_stalling.set()
             server.shutdown()
-            thread.join(20)
+            thread.join(300)
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_what_goes_wrong_leaves_nothing_behind(
     server.pages["file"] = BODY
     url = f"{server.address}/{fault}/file"
     with pytest.raises(DataError, match=f"^{url}: .*{reason}"):
-        download([url], tmp_path / "file", verify, limit, timeout=0.3 if fault == "stalling" else 20.0)
+        download([url], tmp_path / "file", verify, limit, timeout=0.3 if fault == "stalling" else 300.0)
     assert everything(tmp_path) == []
 
 

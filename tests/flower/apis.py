@@ -35,7 +35,7 @@ def request(address: str, ca: Path, verb: str, target: str, body: bytes = b"") -
     """Status and body of the answer. The target is sent as it is."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPSConnection(
-        host, int(port), timeout=60, context=ssl.create_default_context(cafile=str(ca))
+        host, int(port), timeout=300, context=ssl.create_default_context(cafile=str(ca))
     )
     try:
         connection.putrequest(verb, target)

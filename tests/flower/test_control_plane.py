@@ -110,7 +110,7 @@ def test_no_second_request_hides_in_a_body(server: Server, framing: str) -> None
     context = ssl.create_default_context(cafile=str(server.ca))
     address, _, port = host.rpartition(":")
     with (
-        socket.create_connection((address, int(port)), timeout=10) as raw,
+        socket.create_connection((address, int(port)), timeout=60) as raw,
         context.wrap_socket(raw, server_hostname=address) as connection,
     ):
         connection.sendall((head + body).encode())
@@ -146,7 +146,7 @@ def test_the_port_of_the_superlink_is_closed_to_nodes(server: Server) -> None:
     if server.running.address.partition(":")[0] == NODE_HOST:
         pytest.skip("this computer has only one loopback address")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((NODE_HOST, server.running.port), timeout=10)
+        socket.create_connection((NODE_HOST, server.running.port), timeout=60)
 
 
 def test_a_request_is_larger_than_a_piece_of_an_array_and_not_larger_than_8_mib(server: Server) -> None:

@@ -55,8 +55,8 @@ TIMEOUT = 600.0  # seconds; on an idle computer nothing here takes more than hal
 
 
 def find_processes(folder: Path) -> list[str]:
-    """Processes of the federation in this folder that are still running ten seconds after it was stopped."""
-    end, running = time.monotonic() + 10, ["?"]
+    """Processes of the federation in this folder that are still running a minute after it was stopped."""
+    end, running = time.monotonic() + 60, ["?"]
     while running and time.monotonic() < end:
         time.sleep(0.2)
         running = []

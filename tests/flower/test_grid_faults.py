@@ -25,7 +25,7 @@ from cosdefense.runs.run_folder import RunFolder
 
 ACCEPT_ALL = Clip(1e9)
 HANG = threading.Event()
-SHORT = PullLimits(grace=0.2, poll_interval=0.05, silence=0.3)
+SHORT = PullLimits(poll_interval=0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def release_pulls() -> Iterator[None]:
     yield
     HANG.set()
     for thread in pull_threads():
-        thread.join(5)
+        thread.join(60)
 
 
 def pull_threads() -> list[threading.Thread]:
@@ -111,13 +111,13 @@ def test_a_reply_that_never_comes_is_late() -> None:
 @pytest.mark.parametrize("n_hanging", [1, 6])
 def test_a_hanging_pull_does_not_delay_the_others(n_hanging: int, n_threads: int) -> None:
     """Whichever reply is pulled first, all others count, even if there are fewer threads than pulls that hang."""
-    limits = PullLimits(n_threads=n_threads, pull_seconds=0.02, grace=0.2, poll_interval=0.05)
-    defended, _ = run_federation(replace_behavior(NODES[:n_hanging], hang), deadline=0.5, limits=limits)
+    limits = PullLimits(n_threads=n_threads, pull_seconds=0.02, grace=0.5, poll_interval=0.05)
+    defended, _ = run_federation(replace_behavior(NODES[:n_hanging], hang), deadline=1.5, limits=limits)
     assert get_reasons(defended) == ["late"] * n_hanging
 
 
 def test_a_hanging_pull_blocks_one_thread_in_all_rounds() -> None:
-    run_federation(replace_behavior(NODES[:2], hang), rounds=3, deadline=0.1, limits=PullLimits(grace=0.1))
+    run_federation(replace_behavior(NODES[:2], hang), rounds=3, deadline=0.3, limits=PullLimits(grace=0.3))
     assert len(pull_threads()) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_slow_pull_still_counts() -> None:
 
 def test_replies_are_pulled_at_the_same_time() -> None:
     """No pull returns before all eight are under way."""
-    together = threading.Barrier(8, timeout=30)
+    together = threading.Barrier(8, timeout=300)
 
     def meet(message: Message) -> Message:
         together.wait()
@@ -152,7 +152,7 @@ def test_the_number_of_pulls_at_the_same_time_is_limited() -> None:
         with lock:
             under_way["pulls"] += 1
             most = max(most, under_way["pulls"])
-        time.sleep(0.01)
+        time.sleep(0.05)
         with lock:
             under_way["pulls"] -= 1
         return honest(message)
@@ -255,10 +255,10 @@ def test_messages_are_pushed_together() -> None:
 def test_a_push_may_take_longer_than_the_superlink_may_be_silent() -> None:
     class Slow(LocalGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            time.sleep(0.5)
+            time.sleep(1.0)
             return super().push_messages(messages)
 
-    limits = PullLimits(silence=0.3)
+    limits = PullLimits(silence=0.7)
     defended = Defended(STRATEGIES["FedAvg"](), ACCEPT_ALL, pull_limits=limits)
     defended.start(Slow(honest), record(model()), num_rounds=1)
     assert get_reasons(defended) == []
@@ -299,15 +299,15 @@ class Killed(LocalGrid):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("request_kind", "n"), [("nodes", 4), ("push", 2), ("pull", 11)])  # in the second round
-@pytest.mark.parametrize("deadline", [0.1, 60.0])  # the round ends before the server has noticed, or not
+@pytest.mark.parametrize("deadline", [0.3, 60.0])  # the round ends before the server has noticed, or not
 def test_a_server_without_a_superlink_stops_and_writes_nothing(
     request_kind: str, n: int, deadline: float, tmp_path: Path
 ) -> None:
     """It must not hold the lock of its folder forever, nor record a round in which it could reach no node."""
     strategy = FedAvg(min_train_nodes=8, min_available_nodes=8, fraction_evaluate=0.0)
-    limits = PullLimits(grace=0.1, silence=0.2)
+    limits = PullLimits(grace=0.3, silence=0.6)
     defended = Defended(strategy, ACCEPT_ALL, deadline=deadline, pull_limits=limits, checkpoint_dir=tmp_path)
-    with pytest.raises(SuperLinkLost, match=r"the SuperLink has not answered a request for 0\.2 seconds"):
+    with pytest.raises(SuperLinkLost, match=r"the SuperLink has not answered a request for 0\.6 seconds"):
         defended.start(Killed(request_kind, n), record(model()), num_rounds=3)
     with RunFolder(tmp_path).lock():
         assert len(read_run(tmp_path).rounds) == 1

@@ -54,7 +54,7 @@ class Steps:
         self.allowed = threading.Semaphore(0)
 
     def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord:
-        assert number == 0 or self.allowed.acquire(timeout=120)
+        assert number == 0 or self.allowed.acquire(timeout=300)
         return MetricRecord({"accuracy": 0.5 + number / 10, "loss": 1 / (1 + number)})
 
 
@@ -85,7 +85,7 @@ def test_new_rounds_appear_while_a_federation_runs(browser: Browser, tmp_path: P
     with serving(folder, TOKEN, port=port):
         browser.wait_for(f"{ROUNDS} === '3,2,1'")
         steps.allowed.release()
-        federation.join(60)
+        federation.join(300)
         browser.wait_for(f"{ROUNDS} === '4,3,2,1'")
         browser.wait_for(f"{STATE} === 'finished'")
         assert browser.evaluate("window.before") == 1

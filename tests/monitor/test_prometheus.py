@@ -27,7 +27,7 @@ ROUNDS = [
 
 
 def read(port: int) -> dict[str, float]:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
     return {
         sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request(method, path, headers={key.replace("_", "-"): value for key, value in headers.items()})
     response = connection.getresponse()
     content = response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
@@ -50,7 +50,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 @contextmanager
 def events(port: int, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
     """The events of an open page."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("GET", "/events", headers=headers)
     response = connection.getresponse()
     assert response.getheader("content-type") == "text/event-stream; charset=utf-8"

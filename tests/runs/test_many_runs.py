@@ -84,7 +84,7 @@ def start(folder: Path) -> Iterator[Start]:
 
 def group_lives(process: subprocess.Popen[str]) -> bool:
     """Whether the process or one that it started is still there; Python's resource tracker ends a moment later."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.killpg(process.pid, 0)

@@ -101,14 +101,14 @@ class Site:
 
     def connect(self, certificate: str = "leader", authority: str = "helper-ca") -> RemoteHelper:
         own, trusted = self.folder / f"{certificate}.crt", self.folder / f"{authority}.crt"
-        self.connections.append(RemoteHelper(self.address, own, trusted, timeout=30.0, retry_seconds=0.0))
+        self.connections.append(RemoteHelper(self.address, own, trusted, timeout=300.0, retry_seconds=0.0))
         return self.connections[-1]
 
     def start(self) -> None:
         with (self.folder / "log.txt").open("ab") as log:
             command = [sys.executable, "-c", SERVE, str(self.folder / "helper.toml")]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while True:
             assert self.process.poll() is None, (self.folder / "log.txt").read_text()
             assert time.monotonic() < end, "the helper did not start"
