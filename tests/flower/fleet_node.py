@@ -33,7 +33,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-POLL_INTERVAL = 2.0  # seconds between two questions for a message; every one costs the SuperLink CPU time
+POLL_INTERVAL = 3.0  # seconds between two questions for a message, as a SuperNode; each costs the SuperLink CPU time
 N_RETRIES = 20
 HEARTBEAT = 1800.0  # seconds; longer than any test
 Answer = Callable[[Message], RecordDict | None]  # what a node replies to a message; None: nothing
