@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +29,7 @@ from secure_examples import (
 from cosdefense.secure.encoding import Encoded, decode_mean, encode_public_head
 from cosdefense.secure.exchange import Outcome
 from cosdefense.secure.leader import Opened, open_round
+from cosdefense.secure.proof import P
 from cosdefense.secure.rule import decide
 from cosdefense.secure.statements import claim
 from cosdefense.secure.terms import Terms
@@ -157,3 +163,36 @@ def test_ten_thousand_honest_reports() -> None:
         encoded: list[Encoded] = [encode_update(row, encode_public_head(head), terms) for row in rows]
         opened = example.open([example.write(update, i) for i, update in enumerate(encoded)])
         assert opened.outcomes == (Outcome.VALID,) * n
+
+
+@pytest.mark.slow
+def test_three_parties_of_mpyc_decide_and_add_the_same(tmp_path: Path) -> None:
+    """An independent library for multi-party computation, with three processes that share the updates."""
+    pytest.importorskip("mpyc", reason="mpyc is not installed")
+    rng, task, found = np.random.default_rng(14), [], []
+    for number in range(1, 101 if THOROUGH else 6):
+        head = draw_head(rng, CLIPPED)
+        example = start_round(CLIPPED, head)
+        rows = draw_updates(rng, CLIPPED, head, number)
+        encoded = [encode_update(row, example.theta, CLIPPED) for row in rows]
+        opened = example.open([example.write(update, i) for i, update in enumerate(encoded)])
+        claims = [claim(update, example.theta, CLIPPED).cosine for update in encoded]
+        found.append((claims, opened))
+        heads = [[str(value) for value in update.head] for update in encoded]
+        task.append({"theta": [str(value) for value in example.theta], "heads": heads})
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps({"modulus": str(P), "rounds": task}))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1] % 60_000
+    script = Path(__file__).with_name("mpyc_rounds.py")
+    line = [sys.executable, "-W", "ignore", str(script), "-M3", f"-B{port}", "--no-log", str(path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(path.with_suffix(".out").read_text())
+    assert len(results) == len(found)
+    for result, (claims, opened) in zip(results, found, strict=True):
+        assert result["claims"] == claims
+        if max(claims) - min(claims) > 16 and opened.words is not None:
+            assert result["accepted"] == [weight > 0 for weight in opened.decision.weights]
+            assert [int(value) for value in result["sums"]] == list(opened.head)
+    assert sum(opened.words is not None for _, opened in found) > len(found) // 5
