@@ -14,6 +14,7 @@ from .ring import Signed, Words
 from .terms import HEAD_BITS, MAX_LENGTH, STEPS, Terms
 
 PUBLIC_BITS = 24  # fraction bits of the global head
+PIECE = 1 << 16  # coordinates at a time
 HEAD_RANGE = 128.0  # the largest coordinate of a head and of its update
 
 Floats = NDArray[np.float64]
@@ -41,7 +42,8 @@ def shorten(trainable: Floats, buffers: Floats, terms: Terms) -> tuple[Floats, F
     if terms.clip is not None:
         limit = terms.clip if terms.norm_limit is None else terms.clip * (MAX_LENGTH - 1) / STEPS
         factor = _clip_factor(trainable, limit)
-        trainable, buffers = trainable * factor, buffers * factor
+        if factor < 1:
+            trainable, buffers = trainable * factor, buffers * factor
     scaled = buffers / buffer_units(terms)
     return trainable, scaled * _clip_factor(scaled, terms.buffer_limit)
 
@@ -54,12 +56,12 @@ def encode(head: Floats, weights: Floats, buffers: Floats, theta: Sequence[int],
     integers = np.rint(np.clip(head, -HEAD_RANGE, HEAD_RANGE) * 2.0**HEAD_BITS).astype(np.int64)
     if not integers.any():
         integers[min(range(len(theta)), key=lambda i: abs(theta[i]))] = 1
-    scaled = np.rint(weights * 2.0**terms.fraction)
-    if terms.clip is None:
-        most = math.floor(terms.largest * 2.0**terms.fraction) - 1
-        scaled = np.clip(scaled, -most, most)
-    rest = np.rint(buffers * 2.0**terms.buffer_fraction)
-    return Encoded(integers, terms.ring.from_signed(np.concatenate([scaled, rest]).astype(np.int64)))
+    words = np.empty(len(weights) + len(buffers), terms.ring.dtype)
+    most = math.inf if terms.clip is not None else math.floor(terms.largest * 2.0**terms.fraction) - 1
+    for some in _pieces(len(weights)):
+        words[some] = terms.ring.from_signed(_round(weights[some] * 2.0**terms.fraction, most))
+    words[len(weights) :] = terms.ring.from_signed(_round(buffers * 2.0**terms.buffer_fraction, math.inf))
+    return Encoded(integers, words)
 
 
 def decode_mean(head: Sequence[int], words: Words, n_accepted: int, terms: Terms) -> tuple[Floats, Floats, Floats]:
@@ -90,9 +92,21 @@ def unit_exponent(scale: float) -> int:
     return max(-64, min(64, exponent - (mantissa == 0.5)))
 
 
+def _round(values: Floats, most: float) -> Signed:
+    np.rint(values, out=values)
+    if most < math.inf:
+        np.clip(values, -most, most, out=values)
+    return values.astype(np.int64)
+
+
+def _pieces(n: int) -> list[slice]:
+    """Parts of a vector that fit into the processor's cache: passes over a whole model take several times as long."""
+    return [slice(start, min(start + PIECE, n)) for start in range(0, n, PIECE)]
+
+
 def _clip_factor(values: Floats, limit: float) -> float:
-    largest = float(np.abs(values).max(initial=0.0))  # first, so that no square overflows
+    largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))  # so that no square overflows
     if largest == 0:
         return 1.0
-    norm = largest * math.sqrt(float(np.square(values / largest).sum()))
-    return min(1.0, limit / norm)
+    total = sum(float(np.square(values[some] / largest).sum()) for some in _pieces(len(values)))
+    return min(1.0, limit / (largest * math.sqrt(total)))

@@ -71,8 +71,8 @@ class ModelParts:
             raise ValueError("an update must be finite")
         n = self.layout.n_trainable
         trainable, buffers = shorten(values[:n], values[n:], terms)
-        head, weights, _ = self.split(np.concatenate([trainable, buffers]))
-        return encode(head, weights, buffers, theta, terms)
+        weights = np.concatenate([trainable[: self.head.start], trainable[self.head.stop :]])
+        return encode(trainable[self.head], weights, buffers, theta, terms)
 
     def buffer_units(self, params: Tensor) -> tuple[tuple[int, int], ...]:
         """A power of two for each tensor of buffers: the scale on which its values are expected to change.
