@@ -23,7 +23,10 @@ TITLE = "The arena: every defense against every attack"
 def arena(
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="digits (default; needs no download), mnist, fashion-mnist or cifar-10; repeatable."),
+        typer.Option(
+            help="digits (default; needs no download), mnist, fashion-mnist, cifar-10, or an experiment file with your "
+            "own data; repeatable."
+        ),
     ] = None,
     attackers: Annotated[
         str, typer.Option(metavar="SHARE,…", help="The share of malicious clients; several in turn: 0.1,0.3,0.4.")

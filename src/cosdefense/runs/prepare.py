@@ -125,12 +125,8 @@ def dry_run(experiment: Experiment, dataset: Dataset) -> None:
     """Find mistakes that only the data reveal before the first of many runs: an unknown layer, a missing class."""
     cell = next(experiment.cells())
     world = build_world(cell, dataset, torch.device("cpu"))
-    clients = torch.arange(cell.training.sampled)
-    updates = torch.zeros(cell.training.sampled, world.task.layout.size)
-    trusted = world.trusted_data
-    if isinstance(trusted, ServerData):
-        trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it exists
-    cohort = Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=trusted)
+    cohort = build_trial_cohort(cell, world)
+    clients = cohort.clients
     images, labels = world.draw_batches(clients[:1], 1, 1, generator(0))
     (defense,) = cell.defenses
     with _naming("training"):
@@ -157,6 +153,16 @@ def dry_run(experiment: Experiment, dataset: Dataset) -> None:
             warnings.warn("FL-WBC acts from the second local step on; local_steps is 1", NeverReached, stacklevel=2)
     if experiment.schedule.defense_start >= experiment.training.rounds:
         warnings.warn("the defense starts after the last round", NeverReached, stacklevel=2)
+
+
+def build_trial_cohort(cell: Experiment, world: World) -> Cohort:
+    """A round in which nobody changes anything: enough to see whether a defense can judge such clients."""
+    clients = torch.arange(cell.training.sampled)
+    updates = torch.zeros(cell.training.sampled, world.task.layout.size)
+    trusted = world.trusted_data
+    if isinstance(trusted, ServerData):
+        trusted = replace(trusted, steps=1, batch=1)  # enough to see whether it exists
+    return Cohort.of(updates, world.task.initial(), world.task.layout, clients, trusted_data=trusted)
 
 
 def _check_training(cell: Experiment, dataset: Dataset, world: World) -> None:

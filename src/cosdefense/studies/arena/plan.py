@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,11 +13,14 @@ import torch
 from ...attacks import Attack
 from ...catalog.options import ConfigError, unknown_name_error
 from ...catalog.registry import get
-from ...core import Cohort, Defense, TooFewClients
+from ...core import Cohort, Defense, MissingTrustedData, TooFewClients
+from ...runs.data_section import load_dataset
 from ...runs.experiment import Entry, Experiment
 from ...runs.experiment_file import entry_names, from_table, read_table
+from ...runs.prepare import build_trial_cohort, build_world
 from ...simulation.schedule import Schedule
 from ...testing.examples import LAYOUT, ExampleTrustedData
+from ...training.batches import to_unit_range
 from ..study import experiments_folder
 
 FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
@@ -57,16 +61,21 @@ class Choice:
 
 
 def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = Choice()) -> Plan:
-    """The runs on each dataset with each share of attackers, each once and in the same order however they are named."""
+    """The runs on each dataset with each share of attackers, each once and in the same order however they are named.
+
+    A dataset is one of `FIELDS`, or an experiment file of your own. If that names no attacks or no defenses, they are
+    those of the digits. What was not made for its data is left out.
+    """
+    own = [dataset for dataset in datasets if dataset.endswith(".toml")]
     for dataset in datasets:
-        if dataset not in FIELDS:
+        if dataset not in FIELDS and dataset not in own:
             raise unknown_name_error("dataset", dataset, FIELDS)
     for share in attackers:
         if not 0 < share < 1:
             raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
     planned: dict[Path, Experiment] = {}
     left_out: list[str] = []
-    for dataset in sorted(set(datasets), key=FIELDS.index):
+    for dataset in sorted(set(datasets), key=[*FIELDS, *own].index):
         for share in sorted(set(attackers)):
             runs, absent = _plan_setting(dataset, share, choice)
             left_out += [
@@ -80,19 +89,23 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
 
 def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
     """The runs on one dataset with one share of attackers, and who cannot take part."""
-    table = read_table(
-        experiments_folder("arena") / f"{dataset}.toml", [*_override_rounds(choice.rounds), *choice.changes]
-    )
-    table |= {"name": f"arena-{dataset}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
+    is_own = dataset not in FIELDS
+    path = Path(dataset) if is_own else experiments_folder("arena") / f"{dataset}.toml"
+    table = read_table(path, [*_override_rounds(choice.rounds), *choice.changes])
+    if is_own:
+        digits = read_table(experiments_folder("arena") / "digits.toml")
+        table = {key: digits[key] for key in ("attacks", "defenses")} | table
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem)
+    table |= {"name": f"arena-{name}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
     table["data"] = {**table.get("data", {}), "malicious": share}
-    experiment = from_table(table, experiments_folder("arena"))
+    experiment = from_table(table, path.parent)
     entries, tables = _add_scheduled(experiment.attacks, table["attacks"])
     attacks = _select_labels("attack", choice.attacks, tables, entries)
     wanted = _select_labels("defense", choice.defenses, table["defenses"], experiment.defenses)
-    sampled = experiment.training.sampled
-    attacks_able, absent = _select_able(entries, lambda attack: _with_share(attack, share))
+    sampled, trial = experiment.training.sampled, _build_trial(experiment) if is_own else None
+    attacks_able, absent = _select_able(entries, lambda attack: _check_suitable(_with_share(attack, share), experiment))
     defenses_able, unable = _select_able(
-        experiment.defenses, lambda defense: _check_able(_defense_with_share(defense, share), sampled)
+        experiment.defenses, lambda defense: _check_able(_defense_with_share(defense, share), sampled, trial)
     )
     schedules = {entry.label: _schedule_of(entry.label, experiment) for entry in attacks_able}
     runs: list[Experiment] = []
@@ -130,7 +143,7 @@ def _select_able(entries: Sequence[Entry[T]], adapt: Callable[[T], T]) -> tuple[
     for entry in entries:
         try:
             present.append(replace(entry, part=adapt(entry.part)))
-        except (ValueError, TooFewClients) as error:
+        except (ValueError, TooFewClients, MissingTrustedData) as error:
             absent[entry.label] = str(error)
     return tuple(present), absent
 
@@ -179,8 +192,26 @@ def _with_share(part: Part, share: float) -> Part:
     return replace(part, contamination=share) if takes_a_guess else part  # type: ignore[type-var]
 
 
-def _check_able(defense: Defense, n: int) -> Defense:
-    """The defense, if its mathematics works with n clients: an error otherwise."""
+def _check_suitable(attack: Attack, experiment: Experiment) -> Attack:
+    """The attack, if it was made for such data: an error otherwise."""
+    loaded = experiment.data.loaded
+    if loaded is not None:
+        attack.check_data(loaded.train_inputs, loaded.train_targets, loaded.n_classes)
+        attack.prepare_evaluation(to_unit_range(loaded.train_inputs[:1]), loaded.train_targets[:1], loaded.n_classes)
+    return attack
+
+
+def _build_trial(experiment: Experiment) -> Cohort:
+    """A round of one's own model and data, to see which defenses can judge it."""
+    cell = next(experiment.cells())
+    return build_trial_cohort(cell, build_world(cell, load_dataset(cell), torch.device("cpu")))
+
+
+def _check_able(defense: Defense, n: int, trial: Cohort | None) -> Defense:
+    """The defense, if its mathematics works with n clients, and with one's own data: an error otherwise."""
+    if trial is not None:
+        defense(trial, defense.init())
+        return defense
     updates, params = torch.zeros(n, LAYOUT.size), torch.zeros(LAYOUT.size)
     defense(Cohort.of(updates, params, LAYOUT, torch.arange(n), trusted_data=ExampleTrustedData()), defense.init())
     return defense
