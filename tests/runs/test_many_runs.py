@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,20 @@ def test_three_processes_give_the_same_bits_as_one_and_do_every_run_once(
     assert [(run["defense"], run["seed"]) for run in json.loads(printed)["runs"]] == runs  # and nothing else
     headers = [complete_lines(path)[0] for path in (folder / "runs" / "tiny").rglob("records.jsonl")]
     assert [header["command"] for header in headers] == ["cosdefense run --jobs 3 --json --device cpu -- tiny.toml"] * 4
+
+
+def test_one_attack_with_two_schedules_is_two_runs(tmp_path: Path) -> None:
+    """As in the arena, where the same attack also starts late, under another label."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    early = next(load(tmp_path / "tiny.toml", ["training.rounds=1"]).cells())
+    late = replace(
+        early,
+        schedule=replace(early.schedule, attack_start=1),
+        attacks=tuple(replace(entry, label=f"late {entry.label}") for entry in early.attacks),
+    )
+    jobs = [Job(cell, cell.folder(tmp_path), "") for cell in (early, late)]
+    run_all(jobs, Execution("cpu"))
+    assert all(is_finished(job.folder) for job in jobs)
 
 
 def test_no_more_processes_than_runs(folder: Path) -> None:

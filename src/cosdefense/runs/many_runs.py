@@ -110,9 +110,10 @@ def how_many_fit(device: torch.device, n: int) -> int:
 
 
 def _grids(jobs: Sequence[Job]) -> Iterator[Experiment]:
-    """The jobs' experiments, those of one name and source as one."""
-    for key in dict.fromkeys((job.cell.name, job.cell.source) for job in jobs):
-        cells = [job.cell for job in jobs if (job.cell.name, job.cell.source) == key]
+    """The jobs' experiments, those of one name, source and schedule as one."""
+    keys = [(job.cell.name, job.cell.source, job.cell.schedule) for job in jobs]
+    for key in dict.fromkeys(keys):
+        cells = [job.cell for job, own in zip(jobs, keys, strict=True) if own == key]
         attacks = tuple(dict.fromkeys(entry for cell in cells for entry in cell.attacks))
         defenses = tuple(dict.fromkeys(entry for cell in cells for entry in cell.defenses))
         yield replace(cells[0], attacks=attacks, defenses=defenses)
