@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if ">>> " in path.read_text(encoding="utf-8")]
-NEEDED = {"tracking.md": ("flwr", "tensorboard", "polars")}  # libraries of extras
+NEEDED = {"tracking.md": ("flwr", "tensorboard", "polars"), "nvflare.md": ("nvflare",)}  # libraries of extras
 
 
 @pytest.mark.slow
