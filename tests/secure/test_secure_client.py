@@ -90,6 +90,22 @@ def test_no_update_without_a_valid_ticket(federation: Federation, tmp_path: Path
         check_error(answer(federation, message, RecordDict(body)), needed)
 
 
+def test_no_control_character_reaches_the_log_of_a_node(
+    federation: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text of an error may quote what the server sent."""
+
+    def fail(message: Message, context: Context) -> Message:
+        raise RuntimeError("\x1b[2J\r\nINFO: all is well")
+
+    federation.apps = {NODES[0]: fail}
+    grid = federation.grid()
+    list(grid.send_and_receive(list(defend(federation).configure_train(1, start(), ConfigRecord(), grid))))
+    assert "no report is sent" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "\nINFO: all is well" not in caplog.text
+
+
 def _folder(path: Path, name: str) -> Path:
     (path / name).mkdir()
     return path / name

@@ -15,6 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from ..core import Layout
+from ..runs.safe_text import log_failure
 from ..secure.encoding import encode_public_head
 from ..secure.helper_config import read_private_key
 from ..secure.model import ModelParts, to_floats
@@ -80,7 +81,7 @@ def secure_mod(message: Message, context: Context, call_next: ClientAppCallable)
             return _check_other(call_next(message, context))
         return _train(message, context, call_next)
     except Exception as problem:  # an error's text may hold numbers of the app: only its kind leaves the node
-        log.exception("no report is sent")
+        log_failure(log, problem, "no report is sent")
         reason = str(problem) if isinstance(problem, RefusedTicket) else f"no report: {type(problem).__name__}"
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
 
