@@ -1,5 +1,6 @@
 """What all tests share: shape checks, the same examples every time, Ctrl-C, the folder with real data."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -29,6 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Small models gain nothing from a second thread, and on a busy machine two threads wait for each other.
 torch.set_num_threads(1)
 
+# Everything that is imported while tests are collected stays: the garbage collector need not look at it, then or later.
+gc.disable()
+
 
 NEEDED = {"flower": "flwr", "secure": "cryptography"}  # folders of tests, and what they need
 collect_ignore = [folder for folder, module in NEEDED.items() if not importlib.util.find_spec(module)]
@@ -44,6 +48,11 @@ def real_data() -> Path:
     if "COSDEFENSE_DATA" not in os.environ:
         pytest.skip("real data is absent: set COSDEFENSE_DATA to a folder with mnist/, fashion-mnist/, cifar-10/")
     return Path(os.environ["COSDEFENSE_DATA"])
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

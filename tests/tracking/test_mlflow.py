@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mlflow", reason='needs the extra "mlflow"')
-
 from cosdefense.runs.records import RoundRecord
 
 ROUNDS = [RoundRecord(number, (1, 2), (1.0, 0.0), accuracy=number / 4) for number in range(4)]
@@ -17,6 +15,7 @@ HEADER = {"experiment": {"name": "x", **{f"option{number}": "y" * 1000 for numbe
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # its imports warn, and so does its store of files
 def test_mlflow_reads_back_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason='needs the extra "mlflow"')
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     from cosdefense.tracking import MLflow
 

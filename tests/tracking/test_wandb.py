@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("wandb", reason='needs the extra "wandb"')
-
 from cosdefense.runs.records import RoundRecord
 
 ROUNDS = [RoundRecord(number, (1, 2), (1.0, 0.0), accuracy=number / 4) for number in range(3)]
@@ -50,6 +48,7 @@ def wait_for_end(folder: Path) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # its imports warn
 def test_an_offline_run_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason='needs the extra "wandb"')
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     from cosdefense.tracking import WeightsAndBiases
