@@ -34,7 +34,7 @@ torch.set_num_threads(1)
 gc.disable()
 
 
-NEEDED = {"flower": "flwr", "secure": "cryptography"}  # folders of tests, and what they need
+NEEDED = {"flare": "nvflare", "flower": "flwr", "secure": "cryptography"}  # folders of tests, and what they need
 collect_ignore = [folder for folder, module in NEEDED.items() if not importlib.util.find_spec(module)]
 
 

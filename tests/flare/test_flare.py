@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare", reason='needs the extra "nvflare"')
-
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # FLARE's imports warn
 
 GLOBAL = {"hidden": np.zeros((3, 4), np.float32), "head": np.ones((2, 3), np.float32), "steps": np.array(7)}
