@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLES, tmp_path / "own data"))
 
 
+@pytest.mark.slow
 def test_the_table_of_hospitals_is_what_its_script_writes(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     script("hospitals").write_table(tmp_path / "hospitals.csv")
@@ -71,16 +72,17 @@ def test_hospitals(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_tokens_and_a_transformer(folder: Path) -> None:
-    runs = run_example("tokens", folder, "training.rounds=25", "data.malicious=0", 'defenses=[{name="fedavg"}]')
+    runs = run_example("tokens", folder, "training.rounds=14", "data.malicious=0", 'defenses=[{name="fedavg"}]')
     (run,) = runs.values()
     assert run.summary is not None
-    assert run.summary["final_accuracy"] > 0.9
+    assert run.summary["final_accuracy"] > 0.8
     assert len(run.rounds[0].clients) == 6
 
 
+@pytest.mark.slow
 def test_regression(folder: Path) -> None:
     pytest.importorskip("sklearn")
-    runs = run_example("regression", folder)
+    runs = run_example("regression", folder, "training.rounds=20")
     ends = {label: run.summary for (_, label), run in runs.items()}
     assert ends["fedavg"] is not None
     assert ends["median"] is not None
@@ -99,7 +101,7 @@ def test_a_folder_of_images(folder: Path) -> None:
 
 
 def test_adapters_only(folder: Path) -> None:
-    run = run_example("adapters", folder, "training.rounds=20")["sign-flip", "multi-krum(contamination=0.2)"]
+    run = run_example("adapters", folder, "training.rounds=15")["sign-flip", "multi-krum(contamination=0.2)"]
     assert run.header["experiment"]["data"]["partition"]["name"] == "dirichlet"
     assert run.summary is not None
     assert run.summary["final_accuracy"] > 0.5
