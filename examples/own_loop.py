@@ -19,8 +19,8 @@ State = dict[str, Tensor]
 ROUNDS, N_CLIENTS, MALICIOUS, ATTACK_START = 30, 10, (0, 1, 2), 10
 
 digits = load("digits")
-images, labels = digits.train_images.float() / 255, digits.train_labels
-test_images, test_labels = digits.test_images.float() / 255, digits.test_labels
+images, labels = digits.train_inputs.float() / 255, digits.train_targets
+test_images, test_labels = digits.test_inputs.float() / 255, digits.test_targets
 shares = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(N_CLIENTS)
 
 
