@@ -40,6 +40,7 @@ def answer(federation: Federation, message: Message, body: RecordDict, **config:
     settings |= {name.replace("_", "-"): value for name, value in config.items()}
     app = ClientApp(mods=[secure_mod])
     app.train()(train)
+    app.train("nothing")(train)
     app.evaluate()(train)
     app.query()(lambda message, context: reply(message, content(None, {"n": 1})))
     return app(make_message(message.metadata, content=body), make_context(node, settings))
@@ -48,6 +49,12 @@ def answer(federation: Federation, message: Message, body: RecordDict, **config:
 def check_error(found: Message, needed: str) -> None:
     assert found.has_error()
     assert needed in str(found.error.reason)
+
+
+def test_another_kind_of_training_needs_another_ticket(federation: Federation) -> None:
+    message = ask(federation)
+    message.metadata.__dict__["_message_type"] = "train.nothing"
+    check_error(answer(federation, message, RecordDict(dict(message.content))), "another model or configuration")
 
 
 def test_a_report_for_a_valid_ticket(federation: Federation) -> None:
@@ -78,6 +85,8 @@ def test_no_update_without_a_valid_ticket(federation: Federation, tmp_path: Path
         (good | {"arrays": record(moved)}, "another model"),
         (good | {"arrays": record(counted)}, "another model"),  # counters are not part of an update, but of the model
         (good | {"arrays": record(halved)}, "another model"),
+        (good | {"config": ConfigRecord({"server-round": 1, "lr": 0.0})}, "another model or configuration"),
+        (good | {"more": ConfigRecord({"lr": 0.0})}, "another model or configuration"),
         (good | {"more": record(arrays)}, "ValueError"),
         (with_record(terms=terms), "other terms"),
         (with_record(terms="{}"), "RefusedTerms"),

@@ -13,7 +13,8 @@ import torch
 from federations import NODES as ALL_NODES
 from federations import content, model, record, reply, to_arrays, trained
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.serverapp.strategy import QFedAvg
+from flwr.app.message import make_message
+from flwr.serverapp.strategy import FedAvg, QFedAvg
 from secure_federations import (
     NODES,
     Federation,
@@ -318,6 +319,22 @@ def test_a_helper_that_refuses_is_named(tmp_path: Path) -> None:
         defended.start(federation.grid(), start(), num_rounds=1)
     assert defended.record is not None
     assert defended.record.skipped == "the helper: smallest must be at least 4 here, got 3"
+
+
+def test_a_strategy_that_tells_nodes_different_things_is_refused(tmp_path: Path) -> None:
+    """If all but one train with a learning rate of zero, the sum is the update of that one."""
+
+    class Unequal(FedAvg):
+        def configure_train(self, *arguments: Any) -> Any:
+            for message in super().configure_train(*arguments):
+                content = RecordDict(dict(message.content))
+                content["config"] = ConfigRecord({"lr": float(message.metadata.dst_node_id == NODES[0])})
+                yield make_message(message.metadata, content=content)
+
+    federation = Federation(tmp_path)
+    wrapped = Unequal(fraction_evaluate=0.0, min_train_nodes=6, min_available_nodes=6)
+    with pytest.raises(ValueError, match="the same configuration to every node"):
+        Defended(wrapped, secure(), helper=federation.helper).start(federation.grid(), start(), num_rounds=1)
 
 
 def test_what_defended_refuses(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, R
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
-from ..core import Layout
 from ..runs.safe_text import log_failure
 from ..secure.encoding import encode_public_head
 from ..secure.helper_config import read_private_key
@@ -90,7 +89,9 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     settings, record = NodeSettings.of(context.node_config), SecureRecord.take(message)
     settings.check(record.terms)
     model = SentModel.of(to_numpy(_get_arrays(message)), record.layer)
-    parts = _check_model(model, record, settings.helper)
+    layout = model.layout
+    parts = ModelParts(layout, layout.find_layer(record.layer), digest_others(message, model.arrays, layout))
+    _check_model(model, parts, record, settings.helper)
     reply = call_next(message, context)
     if reply.has_error():
         raise RuntimeError("the app returned an error")
@@ -104,19 +105,12 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     return Message(RecordDict({"arrays": ArrayRecord({REPORT: array})}), reply_to=message)
 
 
-def _check_model(model: SentModel, record: SecureRecord, helper: bytes) -> ModelParts:
+def _check_model(model: SentModel, parts: ModelParts, record: SecureRecord, helper: bytes) -> None:
     """Everybody must train the model that the ticket names, or a sum could be taken apart."""
-    layout, terms = model.layout, record.terms
-    parts = _build_parts(model, layout, record.layer)
+    terms = record.terms
     record.ticket.check(helper, terms.digest, parts.digest(model.params))
     if (*parts.sizes, parts.buffer_units(model.params)) != (terms.head, terms.weights, terms.buffers, terms.units):
         raise RefusedTicket("the terms are for a model of another form than the one that came with them")
-    return parts
-
-
-def _build_parts(model: SentModel, layout: Layout, layer: str) -> ModelParts:
-    plain = ModelParts(layout, layout.find_layer(layer))
-    return ModelParts(layout, plain.layer, digest_others(model.arrays, plain))
 
 
 def _check_other(reply: Message) -> Message:

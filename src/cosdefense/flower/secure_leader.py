@@ -93,7 +93,7 @@ class SecureLeader:
         if not messages:
             return []
         try:
-            self.current = self._ask(len(messages), model, state, quorum)
+            self.current = self._ask(messages, model, state, quorum)
         except TooFewClients as problem:
             self.problem = str(problem)
         except HelperFailed as problem:
@@ -104,10 +104,12 @@ class SecureLeader:
             self.current.record.write(message)
         return messages
 
-    def _ask(self, n: int, model: SentModel, state: State, quorum: int) -> LeaderRound:
-        memory, parts = self.defense.get_memory(state), self.defense.get_parts(model.layout)
-        parts = replace(parts, others=digest_others(model.arrays, parts))
-        terms = self.defense.terms(parts, model.params, n, memory, quorum)
+    def _ask(self, messages: list[Message], model: SentModel, state: State, quorum: int) -> LeaderRound:
+        others = {digest_others(message, model.arrays, model.layout) for message in messages}
+        if len(others) > 1:
+            raise ValueError("Secure needs a strategy that sends the same configuration to every node")
+        memory, parts = self.defense.get_memory(state), self.defense.get_parts(model.layout, *others)
+        terms = self.defense.terms(parts, model.params, len(messages), memory, quorum)
         request = TicketRequest(terms, parts.head_bytes(model.params), parts.rest_digest(model.params))
         try:
             ticket = self.helper.issue_ticket(request)

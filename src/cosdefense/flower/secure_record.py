@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
+from ..core import Layout
 from ..secure.messages import Malformed
-from ..secure.model import ModelParts
 from ..secure.streams import digest
 from ..secure.terms import Terms
 from ..secure.ticket import Ticket
@@ -45,8 +45,18 @@ class SecureRecord:
         return cls(Ticket.from_bytes(ticket), Terms.from_json(terms), layer)
 
 
-def digest_others(arrays: Mapping[str, NDArray], parts: ModelParts) -> bytes:
-    """Of the dtypes, and of all arrays that a vector leaves out: counters could mark the model of one client."""
-    kinds = repr([(name, str(array.dtype), array.shape) for name, array in arrays.items()])
-    left_out = [array for name, array in arrays.items() if name not in parts.layout.slices]
-    return digest("arrays outside the vector", kinds.encode(), *(np.ascontiguousarray(a).tobytes() for a in left_out))
+def digest_others(message: Message, arrays: Mapping[str, NDArray], layout: Layout) -> bytes:
+    """Of all that a message says beside the numbers of the model, so that every node is asked for the same.
+
+    A server could otherwise tell all nodes but one to train with a learning rate of zero, and the sum would be the
+    update of that one. Counters and other arrays that a vector leaves out could mark a model in the same way.
+    """
+    kinds = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
+    records = [
+        (name, type(record).__name__, [] if isinstance(record, ArrayRecord) else sorted(record.items()))
+        for name, record in sorted(message.content.items())
+        if name != KEY
+    ]
+    text = repr((message.metadata.message_type, kinds, records))
+    left_out = [array for name, array in arrays.items() if name not in layout.slices]
+    return digest("message", text.encode(), *(np.ascontiguousarray(array).tobytes() for array in left_out))

@@ -22,7 +22,7 @@ class ModelParts:
     Args:
         layout: The model's.
         layer: The tensor that CosDefense looks at.
-        others: A digest of what the layout leaves out: counters, dtypes.
+        others: A digest of what else clients are sent: counters, dtypes, the configuration of the training.
     """
 
     layout: Layout

@@ -94,7 +94,7 @@ class Ticket:
         if self.terms != terms:
             raise RefusedTicket("the ticket is for other terms than those that came with it")
         if self.model != model:
-            raise RefusedTicket("the ticket is for another model than the one that came with it")
+            raise RefusedTicket("the ticket is for another model or configuration than the one that came with it")
 
 
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
