@@ -20,8 +20,8 @@ async def main(path: Path) -> None:
     modulus = int(task["modulus"])
     field, results = mpc.SecFld(modulus=modulus), []
 
-    def signed(element: object) -> int:
-        value = int(element)  # type: ignore[call-overload]
+    def signed(element: Any) -> int:
+        value: int = int(element)
         return value if value <= modulus // 2 else value - modulus
 
     await mpc.start()

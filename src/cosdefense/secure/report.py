@@ -133,7 +133,7 @@ def write_report(
     node = key.public_key().public_bytes_raw()
     header = digest("header", ticket.to_bytes(), node)
     claimed, shape = claim(encoded, theta, terms), Shape.of(terms, with_cosine=any(theta))
-    content = digest("update", encoded.head.tobytes(), memoryview(encoded.words).cast("B"))
+    content = digest("update", encoded.head.tobytes(), encoded.words.data.cast("B"))
     for _ in range(TRIES):
         ours, theirs = (derive_seed(os.urandom(KEY), content, header, bytes([i])) for i in (0, 1))
         other = expand_half(theirs, shape, terms)
