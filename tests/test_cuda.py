@@ -138,8 +138,8 @@ def test_batch_norm_on_both() -> None:
     """ResNet-18 with its statistics, one round each."""
     digits = load("digits")
     images = digits.train_inputs.repeat(1, 3, 4, 4)  # digits blown up to 3 × 32 × 32: any data will do
-    shape = {"train_inputs": images, "test_inputs": digits.test_inputs.repeat(1, 3, 4, 4)}
-    data = replace(digits, **shape, mean=(0.3,) * 3, std=(0.4,) * 3)
+    tests = digits.test_inputs.repeat(1, 3, 4, 4)
+    data = replace(digits, train_inputs=images, test_inputs=tests, mean=(0.3,) * 3, std=(0.4,) * 3)
     changes = ['model={name="resnet18"}', "training.batch=8", "training.sampled=3"]
     experiment = load_experiment(MNIST, changes)
     experiment = next(experiment.cells())

@@ -40,7 +40,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         query, key, value = self.query_key_value(self.normalize(hidden)).chunk(3, dim=-1)
         hidden = hidden + scaled_dot_product_attention(query, key, value)
-        return hidden + self.mix(hidden)
+        mixed: Tensor = self.mix(hidden)
+        return hidden + mixed
 
 
 class Transformer(nn.Module):

@@ -229,7 +229,7 @@ def test_the_digest_is_that_of_the_content() -> None:
     assert example(name="y", note="z").digest == one.digest
     changed = one.train_inputs.clone()
     changed[0, 0] += 1
-    others = [
+    others: list[dict[str, Any]] = [
         {"train_inputs": changed},
         {"classes": ("b", "a")},
         {"std": (2.0,)},

@@ -79,7 +79,7 @@ def plain_loop(
     model: nn.Module, kind: type[torch.optim.Optimizer], inputs: Tensor, targets: Tensor, **options: float
 ) -> Tensor:
     trained = copy.deepcopy(model).train()
-    optimizer = kind(trained.parameters(), **options)  # type: ignore[call-arg]
+    optimizer = kind(trained.parameters(), **options)  # type: ignore[arg-type]
     for batch, wanted in zip(inputs, targets, strict=True):
         optimizer.zero_grad()
         mse_loss(trained(batch)[:, 0], wanted).backward()  # type: ignore[no-untyped-call]

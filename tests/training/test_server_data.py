@@ -11,7 +11,8 @@ from torch import nn
 from cosdefense import MissingTrustedData
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data import load
-from cosdefense.runs.experiment import Data, Experiment, Training
+from cosdefense.runs.data_section import Data
+from cosdefense.runs.experiment import Experiment, Training
 from cosdefense.runs.prepare import build_world
 from cosdefense.simulation.world import World
 from cosdefense.training.executor import train_clients

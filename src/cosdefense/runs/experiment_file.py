@@ -60,8 +60,7 @@ def _from_table(table: Mapping[str, Any], source: Path | None) -> Experiment:
         built["data"] = read_data(coerce(table["data"], Mapping, "data"))
     if "model" in table:
         built["model"] = _model(coerce(table["model"], Mapping, "model"))
-    if "training" in table:
-        built["training"] = _training(coerce(table["training"], Mapping, "training"), built.get("data", Data()))
+    built["training"] = _training(coerce(table.get("training", {}), Mapping, "training"), built.get("data", Data()))
     if "schedule" in table:
         built["schedule"] = call(Schedule, coerce(table["schedule"], Mapping, "schedule"), "schedule")
     for kind, build_part in (("attacks", build_attack), ("defenses", build_defense)):

@@ -22,19 +22,19 @@ def binary_cross_entropy(outputs: Outputs, targets: Shaped[Tensor, "b *values"])
     return functions.binary_cross_entropy_with_logits(_fit(outputs, targets), targets.to(outputs.dtype))
 
 
-def mse(outputs: Outputs, targets: Float[Tensor, "b *values"]) -> Float[Tensor, ""]:
+def mse(outputs: Outputs, targets: Shaped[Tensor, "b *values"]) -> Float[Tensor, ""]:
     """The mean squared error."""
-    return functions.mse_loss(_fit(outputs, targets), targets)
+    return functions.mse_loss(_fit_values(outputs, targets), targets)
 
 
-def mae(outputs: Outputs, targets: Float[Tensor, "b *values"]) -> Float[Tensor, ""]:
+def mae(outputs: Outputs, targets: Shaped[Tensor, "b *values"]) -> Float[Tensor, ""]:
     """The mean absolute error."""
-    return functions.l1_loss(_fit(outputs, targets), targets)
+    return functions.l1_loss(_fit_values(outputs, targets), targets)
 
 
-def huber(outputs: Outputs, targets: Float[Tensor, "b *values"]) -> Float[Tensor, ""]:
+def huber(outputs: Outputs, targets: Shaped[Tensor, "b *values"]) -> Float[Tensor, ""]:
     """Squared for errors below 1, absolute above: outliers count less."""
-    return functions.huber_loss(_fit(outputs, targets), targets)
+    return functions.huber_loss(_fit_values(outputs, targets), targets)
 
 
 LOSSES: dict[str, LossFunction] = {
@@ -58,6 +58,12 @@ def choose_classes(outputs: Outputs, targets: Shaped[Tensor, "b *places"]) -> In
     if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
         return outputs.argmax(dim=1)
     return (_fit(outputs, targets) > 0).long()
+
+
+def _fit_values(outputs: Tensor, targets: Tensor) -> Tensor:
+    if not targets.is_floating_point():
+        raise ValueError(f"this loss needs targets that are values, found classes of type {targets.dtype}")
+    return _fit(outputs, targets)
 
 
 def _fit(outputs: Tensor, targets: Tensor) -> Tensor:
