@@ -255,6 +255,14 @@ def test_logs_and_files_hold_no_secret(site: Site) -> None:
             assert secret.hex()[:32].encode() not in written
 
 
+@pytest.mark.slow
+def test_a_state_belongs_to_one_helper(site: Site) -> None:
+    command = [sys.executable, "-m", "cosdefense", "helper", "serve", str(site.folder / "helper.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "helper.state is in use by another helper" in done.stderr
+
+
 def test_settings(site: Site) -> None:
     good = (site.folder / "helper.toml").read_text()
     bad = site.folder / "bad.toml"

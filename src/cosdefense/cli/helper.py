@@ -26,7 +26,7 @@ leader_authority = "leader.crt"    # the leader's certificate, from its operator
 identity = "identity.pem"          # signs tickets
 roster = "nodes.toml"              # name = "public key", one line for each node; read again for every round
 state = "helper.state"             # which rounds were settled; must not be lost or copied back
-smallest = 3                       # the fewest clients in a sum; the leader may ask for more
+smallest = 3                       # the fewest clients in a sum: two more than may collude with the leader
 quorum = 3                         # the fewest valid reports
 max_clients = 1000
 max_coordinates = 50_000_000

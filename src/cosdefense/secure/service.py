@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from threading import Lock
 
@@ -21,7 +23,7 @@ from starlette.routing import Route
 
 from .exchange import Checks, Reports, TicketRequest
 from .helper import Helper
-from .helper_config import HelperConfig
+from .helper_config import BadSettings, HelperConfig
 from .messages import Malformed
 from .policy import Refused
 from .terms import RefusedTerms
@@ -94,6 +96,22 @@ def serve(path: Path) -> None:
     """Run a helper until it is stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = HelperConfig.load(path)
+    with lock_state(config.state):
+        _serve(config)
+
+
+@contextmanager
+def lock_state(state: Path) -> Iterator[None]:
+    """Two helpers with one state would each settle rounds that the other does not know of."""
+    with state.with_name(state.name + ".lock").open("w") as file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError as error:
+            raise BadSettings(f"{state} is in use by another helper") from error
+        yield
+
+
+def _serve(config: HelperConfig) -> None:
     settings = uvicorn.Config(
         HelperService(config).app(),
         host=config.host,
