@@ -119,6 +119,8 @@ def results_table(runs: Sequence[RunRecord]) -> Table:
     for key in keys:
         table.add_column(COLUMNS[key], justify="right")
     metrics = list(dict.fromkeys(name for run in runs for name in _metrics_of(run)))
+    if "final_accuracy" in keys:
+        metrics = []  # a terminal has no room for more columns; the report has them
     for name in metrics:
         table.add_column(name, justify="right")
     groups: dict[tuple[str, str], list[RunRecord]] = {}
