@@ -234,6 +234,8 @@ def test_a_client_answers_no_ticket_of_another_helper_model_or_terms(head: np.nd
         ticket.check(identity, replace(TERMS, smallest=4, quorum=4).digest, ticket.model)
     with pytest.raises(RefusedTicket, match="another model"):
         ticket.check(identity, TERMS.digest, bytes(32))
+    with pytest.raises(RefusedTicket, match="another configuration"):
+        ticket.check(identity, TERMS.digest, ticket.model, b"1" * 32)
 
 
 def test_state_survives_and_nothing_else_is_read(tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     settings, record = NodeSettings.of(context.node_config), SecureRecord.take(message)
     settings.check(record.terms)
     model = SentModel.of(to_numpy(_get_arrays(message)), record.layer)
-    layout = model.layout
-    parts = ModelParts(layout, layout.find_layer(record.layer), digest_others(message, model.arrays, layout))
-    _check_model(model, parts, record, settings.helper)
+    parts = ModelParts(model.layout, model.layout.find_layer(record.layer))
+    others = digest_others(message, model.arrays, model.layout)
+    _check_model(model, parts, record, settings.helper, others)
     reply = call_next(message, context)
     if reply.has_error():
         raise RuntimeError("the app returned an error")
@@ -105,10 +105,10 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     return Message(RecordDict({"arrays": ArrayRecord({REPORT: array})}), reply_to=message)
 
 
-def _check_model(model: SentModel, parts: ModelParts, record: SecureRecord, helper: bytes) -> None:
+def _check_model(model: SentModel, parts: ModelParts, record: SecureRecord, helper: bytes, others: bytes) -> None:
     """Everybody must train the model that the ticket names, or a sum could be taken apart."""
     terms = record.terms
-    record.ticket.check(helper, terms.digest, parts.digest(model.params))
+    record.ticket.check(helper, terms.digest, parts.digest(model.params), others)
     if (*parts.sizes, parts.buffer_units(model.params)) != (terms.head, terms.weights, terms.buffers, terms.units):
         raise RefusedTicket("the terms are for a model of another form than the one that came with them")
 

@@ -108,9 +108,9 @@ class SecureLeader:
         others = {digest_others(message, model.arrays, model.layout) for message in messages}
         if len(others) > 1:
             raise ValueError("Secure needs a strategy that sends the same configuration to every node")
-        memory, parts = self.defense.get_memory(state), self.defense.get_parts(model.layout, *others)
+        memory, parts = self.defense.get_memory(state), self.defense.get_parts(model.layout)
         terms = self.defense.terms(parts, model.params, len(messages), memory, quorum)
-        request = TicketRequest(terms, parts.head_bytes(model.params), parts.rest_digest(model.params))
+        request = TicketRequest(terms, parts.head_bytes(model.params), parts.rest_digest(model.params), *others)
         try:
             ticket = self.helper.issue_ticket(request)
         except (HelperUnreachable, Refused) as problem:

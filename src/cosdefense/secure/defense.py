@@ -153,11 +153,11 @@ class Secure(Defense):
         names = ("clip", "buffer_clip", "colluders", "smallest", "largest", "encrypted")
         return {name: getattr(self, name) for name in names}
 
-    def get_parts(self, layout: Layout, others: bytes = b"") -> ModelParts:
-        """The parts of a model. `others`: a digest of what the layout leaves out."""
+    def get_parts(self, layout: Layout) -> ModelParts:
+        """The parts of a model."""
         cosdefense = self.filters[-1]
         assert isinstance(cosdefense, CosDefense)
-        return ModelParts(layout, layout.find_layer(cosdefense.layer), others)
+        return ModelParts(layout, layout.find_layer(cosdefense.layer))
 
     def get_memory(self, state: State) -> float | None:
         """The running median norm, if there is a norm limit and a round was settled."""

@@ -16,6 +16,7 @@ from .report import SealedReport
 from .ring import Words
 from .streams import KEY
 from .terms import MAX_CLIENTS, Terms
+from .ticket import NOTHING
 
 TOTAL = 20  # bytes of a number in a sum of heads: halves of 128 bits, times weights of 8 bits, from 1,000 clients
 
@@ -40,6 +41,7 @@ class TicketRequest:
     terms: Terms
     head: bytes  # the global head, float64
     rest: bytes  # digest of the other tensors of the model
+    others: bytes = NOTHING  # digest of what else clients are sent
 
     @cached_property
     def theta(self) -> list[int]:
@@ -52,15 +54,15 @@ class TicketRequest:
         return Shape.of(self.terms, with_cosine=any(self.theta))
 
     def to_bytes(self) -> bytes:
-        return sized(self.terms.to_json().encode()) + sized(self.head) + self.rest
+        return sized(self.terms.to_json().encode()) + sized(self.head) + self.rest + self.others
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TicketRequest:
         reader = Reader(data, "request for a ticket")
         terms = Terms.from_json(reader.text())
-        head, rest = reader.sized(), reader.take(KEY)
+        request = cls(terms, reader.sized(), reader.take(KEY), reader.take(KEY))
         reader.end()
-        return cls(terms, head, rest)
+        return request
 
 
 @dataclass(frozen=True, repr=False)

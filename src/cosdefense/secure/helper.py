@@ -81,7 +81,8 @@ class Helper:
         memory = self._find_memory(request.terms, model.hex())
         self._save(replace(self._state, issued=self._state.issued + 1))
         key = RoundKey()
-        ticket = Ticket(self._state.issued, os.urandom(KEY), key.public, request.terms.digest, model)
+        nonce, digests = os.urandom(KEY), (request.terms.digest, model, request.others)
+        ticket = Ticket(self._state.issued, nonce, key.public, *digests)
         self._round = _Round(request, self.roster, memory, ticket.sign(self._identity), key)
         return self._round.ticket
 

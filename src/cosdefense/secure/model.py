@@ -22,12 +22,10 @@ class ModelParts:
     Args:
         layout: The model's.
         layer: The tensor that CosDefense looks at.
-        others: A digest of what else clients are sent: counters, dtypes, the configuration of the training.
     """
 
     layout: Layout
     layer: str
-    others: bytes = b""
 
     @property
     def head(self) -> slice:
@@ -59,7 +57,7 @@ class ModelParts:
         """A digest of everything but the head, and of the model's form."""
         _, weights, buffers = self.split(to_floats(params))
         form = repr((self.layout.shapes, self.layer, self.layout.n_trainable)).encode()
-        return digest("rest of the model", form, weights.tobytes(), buffers.tobytes(), self.others)
+        return digest("rest of the model", form, weights.tobytes(), buffers.tobytes())
 
     def digest(self, params: Tensor) -> bytes:
         return model_digest(self.head_bytes(params), self.rest_digest(params))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -23,6 +23,7 @@ from .streams import KEY
 SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)  # breaks only if both of its key exchanges do
 ROUND_KEY, SIGNATURE = 1184 + 32, 64  # bytes
 SEALED = 1088 + 32 + KEY + 16  # a seed: both encapsulations, the ciphertext, its tag
+NOTHING = bytes(KEY)  # in place of a digest, where clients are sent nothing but the model
 MAGIC = b"cosdefense ticket 1\0"
 
 
@@ -63,11 +64,12 @@ class Ticket:
     round_key: bytes
     terms: bytes  # digest
     model: bytes  # digest
+    others: bytes  # digest of what else clients are sent
     signature: bytes = b""
 
     @property
     def body(self) -> bytes:
-        return MAGIC + number(self.number) + self.nonce + self.round_key + self.terms + self.model
+        return MAGIC + number(self.number) + self.nonce + self.round_key + self.terms + self.model + self.others
 
     def to_bytes(self) -> bytes:
         return self.body + self.signature
@@ -79,22 +81,24 @@ class Ticket:
             raise Malformed("ticket has an unknown version")
         ticket = cls(
             reader.number(), reader.take(KEY), reader.take(ROUND_KEY), reader.take(KEY), reader.take(KEY),
-            reader.take(SIGNATURE),
+            reader.take(KEY), reader.take(SIGNATURE),
         )  # fmt: skip
         reader.end()
         return ticket
 
     def sign(self, identity: Ed25519PrivateKey) -> Ticket:
-        return Ticket(self.number, self.nonce, self.round_key, self.terms, self.model, identity.sign(self.body))
+        return replace(self, signature=identity.sign(self.body))
 
-    def check(self, identity: bytes, terms: bytes, model: bytes) -> None:
-        """Refuse a ticket of another helper, for other terms or for another model than the one that was received."""
+    def check(self, identity: bytes, terms: bytes, model: bytes, others: bytes = NOTHING) -> None:
+        """Refuse a ticket of another helper, or for other terms or another model than those that were received."""
         if not verifies(identity, self.signature, self.body):
             raise RefusedTicket("the ticket was not signed by this node's helper")
         if self.terms != terms:
             raise RefusedTicket("the ticket is for other terms than those that came with it")
         if self.model != model:
-            raise RefusedTicket("the ticket is for another model or configuration than the one that came with it")
+            raise RefusedTicket("the ticket is for another model than the one that came with it")
+        if self.others != others:
+            raise RefusedTicket("the ticket is for another configuration than the one that came with it")
 
 
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
