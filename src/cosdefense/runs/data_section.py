@@ -28,9 +28,9 @@ class Data:
     """Which samples, and how they are spread over which clients. `Data.of` chooses what fits a dataset of your own."""
 
     dataset: str = "digits"
-    clients: int = N_CLIENTS
+    clients: int = N_CLIENTS  # in a file: as many as the data name, if they name some
     malicious: float = 0.3  # the share of malicious clients
-    partition: Partition = LabelSkew()
+    partition: Partition = LabelSkew()  # in a file: what fits the data
     trusted: int = 0  # training samples the server holds, and no client; some defenses need about a hundred
     shared: int = 0  # of its own samples, how many each client shares with the server, once
     options: tuple[tuple[str, Any], ...] = ()  # of the reader of a dataset of one's own

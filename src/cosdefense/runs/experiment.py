@@ -45,7 +45,7 @@ class Training:
     """How long, how many at a time, and how each client trains."""
 
     rounds: int = 1000
-    sampled: int = 10  # clients per round
+    sampled: int = 10  # clients per round; in a file: all that the data name, up to 50
     batch: int = 128
     local_steps: int = 1
     lr: float = 0.01
