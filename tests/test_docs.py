@@ -58,14 +58,12 @@ def test_the_filter_of_the_recipe_works_in_the_package(tmp_path: Path) -> None:
     catalog = catalog.replace('"clip": filters.Clip,', '"clip": filters.Clip, "largest": filters.Largest,')
     (copy / "catalog" / "registry.py").write_text(catalog, encoding="utf-8")
     code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
         "import cosdefense; from cosdefense.catalog.registry import FILTERS; "
         "from cosdefense.testing import check_filter; "
         f"assert cosdefense.__file__.startswith({str(tmp_path)!r}); check_filter(FILTERS['largest']())"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_code(code, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import subprocess
 import sys
 import zipfile
@@ -205,10 +204,8 @@ def test_the_wheel_brings_what_reproduce_runs(tmp_path: Path) -> None:
         path.name for path in SOURCE.iterdir() if path.name != "__pycache__"
     }
     ask = "from cosdefense.studies.paper.plan import files, plan; print(len(plan(['all']).runs), files(), sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", ask], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = run_code(f"import sys; sys.path.insert(0, {str(unpacked)!r}); {ask}", tmp_path)
+    assert done.returncode == 0, done.stderr
     n_runs, found = done.stdout.splitlines()
     assert Path(found) == unpacked / "cosdefense" / "experiments" / "paper"
     assert int(n_runs) == len(plan(["all"]).runs)
