@@ -26,6 +26,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "examples" / "flower" / "README.md",
+    ROOT / "examples" / "secure" / "README.md",
 ]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")

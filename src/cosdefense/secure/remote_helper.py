@@ -47,6 +47,9 @@ class RemoteHelper:
         if not address.startswith("https://"):
             raise ValueError(f'a helper\'s address must start with "https://", got {address!r}')
         certificate, self._retry_seconds = Path(certificate), retry_seconds
+        for path in (certificate, certificate.with_suffix(".key"), Path(helper_certificate)):
+            if not path.is_file():  # ssl's own error does not name the file
+                raise FileNotFoundError(f"{path} is needed to connect to the helper, and does not exist")
         context = ssl.create_default_context(cafile=str(helper_certificate))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(certificate, certificate.with_suffix(".key"))
