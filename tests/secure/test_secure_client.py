@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefense[flower]'")
+
 from federations import content, model, record, reply, to_arrays
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import make_message

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefense[flower]'")
+
 import torch
 from federations import NODES as ALL_NODES
 from federations import content, model, record, reply, to_arrays, trained

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -256,6 +257,19 @@ def test_logs_and_files_hold_no_secret(site: Site) -> None:
         for secret in (report.words, report.rest[:32], report.sealed, report.seed):
             assert secret not in written
             assert secret.hex()[:32].encode() not in written
+
+
+@pytest.mark.slow
+def test_a_request_is_repeated_until_the_helper_is_back(site: Site) -> None:
+    certificates = site.folder / "leader.crt", site.folder / "helper-ca.crt"
+    helper = RemoteHelper(site.address, *certificates, timeout=30.0, retry_seconds=60.0)
+    site.connections.append(helper)
+    before = helper.issue_ticket(request(TERMS, HEAD)).number
+    site.kill()
+    restart = threading.Timer(0.2, site.start)
+    restart.start()
+    assert helper.issue_ticket(request(TERMS, HEAD)).number == before + 1
+    restart.join()
 
 
 @pytest.mark.slow
