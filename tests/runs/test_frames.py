@@ -87,14 +87,6 @@ def test_a_row_per_run_has_its_summary(tmp_path: Path) -> None:
     assert table["final_accuracy"].to_list() == [0.5, pytest.approx(measured[-1], rel=1e-5)]
 
 
-@pytest.mark.slow
-def test_a_published_pack_is_read() -> None:
-    pack = Path(__file__).parents[2] / "docs" / "digits" / "backdoors" / PACK
-    table = cosdefense.read_runs(pack)
-    assert table["accuracy"].null_count() < table.height / 2
-    assert table["run"].n_unique() == table.select("attack", "defense", "seed").n_unique() > 100
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_an_export_reads_back(folder: Path, suffix: str) -> None:
     for rows in ("rounds", "clients"):
