@@ -218,10 +218,15 @@ class Failing:
         return settled
 
 
-@pytest.mark.parametrize("defense", [secure(), Secure(LIMITED, colluders=0.0)], ids=["clip", "norm limit"])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["issue_ticket", "check_reports", "settle"])
-def test_a_helper_killed_at_any_step_costs_one_round(defense: Secure, when: str, step: str, tmp_path: Path) -> None:
+STEPS = [(step, when) for step in ("issue_ticket", "check_reports", "settle") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize(
+    ("step", "when", "defense"),
+    [*((step, when, secure()) for step, when in STEPS), ("settle", "after", Secure(LIMITED, colluders=0.0))],
+    ids=[*(f"{when} {step}" for step, when in STEPS), "after settle, norm limit"],
+)
+def test_a_helper_killed_at_any_step_costs_one_round(step: str, when: str, defense: Secure, tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     federation.changes = {node: {"secure-norms": True} for node in NODES}
     helper = Failing(federation, step, when, {2})
