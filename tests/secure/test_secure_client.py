@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefense[flower]'")
+pytest.importorskip("flwr", reason='flwr, the extra "flower", is not installed here')
 
 from federations import content, model, record, reply, to_arrays
 from flwr.app import ConfigRecord, Context, Message, RecordDict

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'cosdefense[flower]'")
+pytest.importorskip("flwr", reason='flwr, the extra "flower", is not installed here')
 
 import torch
 from federations import NODES as ALL_NODES
