@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,13 @@ def real_data() -> Path:
     return Path(os.environ["COSDEFENSE_DATA"])
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
