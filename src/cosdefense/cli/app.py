@@ -11,7 +11,7 @@ import typer
 from .. import __version__
 from ..catalog.extras import MissingExtra
 from ..catalog.options import ConfigError
-from . import arena, console, demo, export, repair, report, reproduce, run, train_attack, verify, watch
+from . import advise, arena, console, demo, export, repair, report, reproduce, run, train_attack, verify, watch
 from . import list as list_command
 from .data import data_app
 from .helper import helper_app
@@ -32,6 +32,7 @@ app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=run.EPILOG)(run.run)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=arena.EPILOG)(arena.arena)
+app.command(epilog=advise.EPILOG)(advise.advise)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=verify.EPILOG)(verify.verify)

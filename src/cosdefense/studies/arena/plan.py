@@ -14,14 +14,14 @@ from ...attacks import Attack
 from ...catalog.options import ConfigError, unknown_name_error
 from ...catalog.registry import get
 from ...core import Cohort, Defense, MissingTrustedData, TooFewClients
+from ...data import Dataset
 from ...runs.data_section import load_dataset
 from ...runs.experiment import Entry, Experiment
 from ...runs.experiment_file import entry_names, from_table, read_table
-from ...runs.prepare import build_trial_cohort, build_world
 from ...simulation.schedule import Schedule
 from ...testing.examples import LAYOUT, ExampleTrustedData
-from ...training.batches import to_unit_range
 from ..study import experiments_folder
+from ..suitability import build_trial, check_attack
 
 FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
 EVALUATIONS = 60  # in a run, six of them in the last tenth, whatever its length
@@ -102,8 +102,10 @@ def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Expe
     entries, tables = _add_scheduled(experiment.attacks, table["attacks"])
     attacks = _select_labels("attack", choice.attacks, tables, entries)
     wanted = _select_labels("defense", choice.defenses, table["defenses"], experiment.defenses)
-    sampled, trial = experiment.training.sampled, _build_trial(experiment) if is_own else None
-    attacks_able, absent = _select_able(entries, lambda attack: _check_suitable(_with_share(attack, share), experiment))
+    sampled, trial = experiment.training.sampled, build_trial(experiment, load_dataset(experiment)) if is_own else None
+    attacks_able, absent = _select_able(
+        entries, lambda attack: _check_suitable(_with_share(attack, share), experiment.data.loaded)
+    )
     defenses_able, unable = _select_able(
         experiment.defenses, lambda defense: _check_able(_defense_with_share(defense, share), sampled, trial)
     )
@@ -192,19 +194,11 @@ def _with_share(part: Part, share: float) -> Part:
     return replace(part, contamination=share) if takes_a_guess else part  # type: ignore[type-var]
 
 
-def _check_suitable(attack: Attack, experiment: Experiment) -> Attack:
+def _check_suitable(attack: Attack, dataset: Dataset | None) -> Attack:
     """The attack, if it was made for such data: an error otherwise."""
-    loaded = experiment.data.loaded
-    if loaded is not None:
-        attack.check_data(loaded.train_inputs, loaded.train_targets, loaded.n_classes)
-        attack.prepare_evaluation(to_unit_range(loaded.train_inputs[:1]), loaded.train_targets[:1], loaded.n_classes)
+    if dataset is not None:
+        check_attack(attack, dataset)
     return attack
-
-
-def _build_trial(experiment: Experiment) -> Cohort:
-    """A round of one's own model and data, to see which defenses can judge it."""
-    cell = next(experiment.cells())
-    return build_trial_cohort(cell, build_world(cell, load_dataset(cell), torch.device("cpu")))
 
 
 def _check_able(defense: Defense, n: int, trial: Cohort | None) -> Defense:

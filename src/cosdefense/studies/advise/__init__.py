@@ -1,0 +1,1 @@
+"""Which defense fits a federation: a small tournament on its own model, data and clients."""
