@@ -14,6 +14,8 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.data import Dataset, load, split_dataset
 from cosdefense.data.partition import ByClient, Dirichlet, Iid, LabelSkew
 from cosdefense.report.client_table import make_client_table
+from cosdefense.report.groups import group_runs
+from cosdefense.report.results import describe_results
 from cosdefense.runs.data_section import Data, load_dataset
 from cosdefense.runs.execution import Execution
 from cosdefense.runs.experiment import Entry, Experiment, Training, to_table, to_toml
@@ -176,6 +178,9 @@ def test_the_report_names_who_is_always_rejected() -> None:
         ("B (1)", "honest", "9", "100.0%", "6", "25.0%", "2"),
         ("C (2)", "malicious", "10", "50.0%", "6", "80.0%", "0.2"),
         ("A (0)", "honest", "5", "0.0%", "6", "90.0%", "0.1"),
+    )
+    assert "One honest client was rejected nearly always by run" in describe_results(
+        group_runs([RunRecord(header, tuple(rounds))])
     )
     recalls = replace(rounds[-1], client_metrics={}, class_recalls=(1.0, 0.5))
     estimated = make_client_table([RunRecord(header, (*rounds[:-1], recalls))])

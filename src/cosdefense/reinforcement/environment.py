@@ -108,6 +108,8 @@ class FederationEnv(gymnasium.Env[Array, Array]):
         self._settings: dict[str, Any] = {"sampled": sampled, "batch": batch, "local_steps": local_steps}
         # The loss of a destroyed model is unbounded or NaN. Beyond twice the loss of guessing nothing is left to gain,
         # and large jumps would dominate what the critic has to learn.
+        if world.n_classes < 2:
+            raise ValueError(f"learning to attack needs classes, found targets of {world.targets.dtype}")
         self.max_loss = 2 * math.log(world.n_classes)
         size = head_size(world.task.layout) + 1
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (size,), np.float32)

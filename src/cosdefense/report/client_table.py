@@ -61,6 +61,8 @@ def _rows(run: RunRecord) -> list[Cells]:
             "Client": f"{names[client]} ({client})" if client < len(names) else str(client),
             "Was": "malicious" if client in malicious else "honest",
             "Samples": str(sum(split[client])) if client < len(split) else NOTHING,
+            "Rejected": NOTHING,
+            "Rounds judged": NOTHING,
         }
         if client in outcomes:
             outcome = outcomes[client]

@@ -17,6 +17,7 @@ from .table import NOTHING
 
 Summary = Mapping[str, Any]
 MAX_DESCRIBED = 4  # attacks that are described one by one
+EXCLUDED = 0.9  # of its rounds: a client that is rejected so often hardly takes part
 
 
 def make_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
@@ -146,10 +147,9 @@ def describe_results(groups: Sequence[Group]) -> str:
     """The results in one paragraph."""
     worlds = list(dict.fromkeys(group.circumstances for group in groups))
     if len(worlds) > MAX_DESCRIBED:
-        return f"{scope(groups)} {_describe_worst_cases(groups)}"
-    return " ".join(
-        [scope(groups), *(_describe_outcome([g for g in groups if g.circumstances == world]) for world in worlds)]
-    )
+        return f"{scope(groups)} {_describe_worst_cases(groups)}{_describe_excluded(groups)}"
+    outcomes = [_describe_outcome([g for g in groups if g.circumstances == world]) for world in worlds]
+    return " ".join([scope(groups), *outcomes]) + _describe_excluded(groups)
 
 
 def _describe_worst_cases(groups: Sequence[Group]) -> str:
@@ -189,6 +189,8 @@ def _describe_outcome(groups: Sequence[Group]) -> str:
     where = ", ".join(filter(None, places)) + (f" (from round {starts[0]} on)" if starts else "")
     lead = f"{where[0].upper()}{where[1:]}, " if where else ""
     ends = [(end, group) for group in groups if (end := _mean(group, "final_accuracy")) is not None]
+    if not ends and (values := _describe_values(groups)):
+        return f"{lead}{values}"
     if not ends:
         return f"{lead}no round was evaluated." if lead else "No round was evaluated."
     (best, winner), (worst, loser) = max(ends, key=_first), min(ends, key=_first)
@@ -207,6 +209,31 @@ def _describe_rejections(group: Group) -> str:
     parts = [f"{malicious:.1%} of the malicious"] if malicious is not None else []
     parts += [f"{honest:.1%} of the honest"] if honest is not None else []
     return f" It rejected {' and '.join(parts)} updates."
+
+
+def _describe_values(groups: Sequence[Group]) -> str:
+    """The same where the targets are values, which have no accuracy; empty where R² was not measured."""
+    ends = [(end, group.defense) for group in groups if (end := _mean_r2(group)) is not None]
+    if len(ends) < 2:
+        return "".join(f"{defense} ended at an R² of {end:.3f}." for end, defense in ends)
+    (best, winner), (worst, loser) = max(ends), min(ends)
+    return f"{winner} ended highest, at an R² of {best:.3f}. Lowest was {loser}, at {worst:.3f}."
+
+
+def _mean_r2(group: Group) -> float | None:
+    known = [value for summary in group.summaries if (value := _read_metric("r2", summary)) is not None]
+    return fmean(known) if known else None
+
+
+def _describe_excluded(groups: Sequence[Group]) -> str:
+    """Who rejected an honest client nearly always. Only where the data name their clients."""
+    shares = [(group, _mean(group, "most_rejected_honest")) for group in groups if _names_clients(group)]
+    excluding = [f"{group.defense} {under(group.attack)}" for group, share in shares if share and share >= EXCLUDED]
+    return f" One honest client was rejected nearly always by {', '.join(excluding)}." if excluding else ""
+
+
+def _names_clients(group: Group) -> bool:
+    return any(run.header.get("clients") for run in group.runs)
 
 
 def _mean(group: Group, key: str) -> float | None:
@@ -235,7 +262,8 @@ def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _dataset(run: RunRecord) -> Any:
-    return read_setting(run.header, "experiment", "data", "dataset") or run.header.get("dataset")
+    named = read_setting(run.header, "experiment", "data", "dataset") or run.header.get("dataset")
+    return named.get("name") if isinstance(named, Mapping) else named  # one's own has options, too
 
 
 def to_json(groups: Sequence[Group]) -> str:
