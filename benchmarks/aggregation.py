@@ -40,7 +40,7 @@ GOALS = {
     "Multi-Krum": ("byzfl", 6.0), "Median": ("both", 6.0), "Trimmed mean": ("both", 6.0),
     "Geometric median": ("byzfl", 8.0), "Centered clipping": ("byzfl", 5.0), "Bulyan": ("flwr", 20.0),
 }  # fmt: skip
-PATIENCE = 2.0  # seconds after which no case beside the simplest forms is tried again
+PATIENCE = 1.0  # seconds after which no case beside the simplest forms is tried again
 MOST = 3.0  # times the time of its simplest form in torch: the most that any rule may take
 COMPARES_ALL = {"Krum", "Multi-Krum", "Geometric median", "Bulyan"}
 

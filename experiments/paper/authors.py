@@ -1,7 +1,7 @@
 """What the CosDefense authors compared with, as their code does it, and what only their figures need.
 
 No server knows who is malicious, and counters should not be averaged.
-These parts exist to reproduce the paper's numbers, and to show what its habits do to them.
+These parts exist to reproduce the paper's numbers, to show what its habits do to them, and to test its claims.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from cosdefense import Cohort, Defense, Judgment
 from cosdefense.aggregators import Mean, Median
-from cosdefense.core import State
+from cosdefense.core import Layout, State
 from cosdefense.filters import Clip, CosDefense
 from cosdefense.filters.krum import sum_nearest
-from cosdefense.ops import cosine, row_norms, squared_distances
+from cosdefense.ops import cosine, min_max, row_norms, squared_distances
 from cosdefense.simulation.oracle import Oracle
 from cosdefense.training.models import Shape, resnet18
 
@@ -67,6 +67,24 @@ class TracedCosDefense(CosDefense):
 
 def traced_cosdefense(patience: int = 200) -> Defense:
     return Defense((TracedCosDefense(patience=patience),), Mean())
+
+
+@dataclass(frozen=True)
+class WholeCosDefense(CosDefense):
+    """CosDefense that compares all weights at once, to see what the choice of the last layer does."""
+
+    def select_layers(self, layout: Layout) -> tuple[str, ...]:
+        return layout.trainable
+
+    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+        updates = cohort.trainable()
+        alignment = cosine(updates, cohort.params[: updates.shape[1]]).abs()
+        scores = min_max(alignment, tolerance=8 * torch.finfo(alignment.dtype).eps)
+        return Judgment(scores, self._accept(scores)), state
+
+
+def whole_cosdefense() -> Defense:
+    return Defense((WholeCosDefense(),), Mean())
 
 
 @dataclass(frozen=True)

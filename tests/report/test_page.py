@@ -243,7 +243,7 @@ def test_no_runs_are_refused(tmp_path: Path) -> None:
         write_report([], tmp_path, "t")
 
 
-@pytest.mark.parametrize("library", ["altair", "vl_convert", "jinja2"])
+@pytest.mark.parametrize("library", ["altair", "vl_convert", "PIL", "jinja2"])
 def test_without_a_library_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:

@@ -17,7 +17,7 @@ from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.packed_records import read_pack, write_pack
 from cosdefense.runs.records import read_run
 from cosdefense.runs.single_run import run
-from cosdefense.studies.paper.plan import ALL, DRIFT, FIGURES, PAPERS_DATASETS, QUICK, compact_run, files, plan
+from cosdefense.studies.paper.plan import ALL, CLAIMS, DRIFT, FIGURES, PAPERS_DATASETS, QUICK, compact_run, files, plan
 
 TINY = {
     "data": {"dataset": "digits", "clients": 20},
@@ -57,7 +57,8 @@ def test_all_is_every_figure(quick: bool) -> None:
 
 # Counted by hand. Table 3: 2 attacks × 5 defenses, less the authors' Krum without attack, × 5, 5 and 2 seeds, and
 # the counters, 2 seeds. Figure 1: 5 seeds. Figure 2: with and without attack. Figures 4 and 6: 3 defenses × 4 shares
-# and 3 degrees, × 5 seeds, one of each taken from table 3.
+# and 3 degrees, × 5 seeds, one of each taken from table 3. Claims: 5 layers (3 with the small network), 5 aggregators
+# alone and behind CosDefense, 2 backdoors × 4 defenses.
 @pytest.mark.parametrize(
     ("name", "in_full", "quickly"),
     [
@@ -67,13 +68,17 @@ def test_all_is_every_figure(quick: bool) -> None:
         ("figure3", 110, 27),
         ("figure4", 3 * 4 * 5, 3 * 4),
         ("figure6", 3 * 3 * 5, 3 * 3),
+        ("layers", 5 * 5, 3),
+        ("aggregators", 10 * 5, 10),
+        ("backdoors", 2 * 4 * 5, 8),
+        ("claims", 25 + 50 + 40, 3 + 10 + 8),
         ("all", 110 + 5 + 10 + 3 * 3 * 5 + 3 * 2 * 5, 27 + 1 + 2 + 3 * 3 + 3 * 2),
     ],
 )
 def test_how_many_runs_there_are(name: str, in_full: int, quickly: int) -> None:
     assert n_runs(name) == in_full
     assert n_runs(name, quick=True) == quickly
-    assert n_runs(name, n_seeds=1) <= quickly + 1  # and the counters
+    assert n_runs(name, n_seeds=1) <= quickly + 2  # and the counters, and the layers of a larger network
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -95,7 +100,7 @@ def test_figures_vary_what_they_say() -> None:
     }  # fmt: skip
 
 
-INGREDIENTS = {ingredient.file for parts in (*FIGURES.values(), (DRIFT,)) for ingredient in parts}
+INGREDIENTS = {part.file for parts in (*FIGURES.values(), *CLAIMS.values(), (DRIFT,)) for part in parts}
 
 
 @pytest.mark.parametrize("file", sorted(INGREDIENTS))
@@ -108,10 +113,11 @@ def test_quick_settings_are_for_files_that_are_used() -> None:
 
 
 def test_full_settings_are_the_papers() -> None:
-    for experiment in experiments("table3", "figure3", "figure4", "figure6"):
+    for experiment in experiments("table3", "figure3", "figure4", "figure6", *CLAIMS):
         data, training, schedule = experiment.data, experiment.training, experiment.schedule
         assert (data.clients, training.sampled) == (100, 10)
-        assert (training.rounds, schedule.attack_start, schedule.defense_start) == (1000, 200, 200)
+        rounds = 600 if experiment.name == "paper-backdoors" else 1000
+        assert (training.rounds, schedule.attack_start, schedule.defense_start) == (rounds, 200, 200)
         assert (training.batch, training.lr, training.local_steps) == (128, 0.01, 1)
         assert (training.momentum, training.weight_decay) == (0, 0)
         if experiment.name.startswith(("paper-mnist", "paper-fashion", "paper-cifar")):
@@ -188,7 +194,7 @@ def test_quick_asks_the_same_questions() -> None:
 @pytest.mark.parametrize(
     ("wanted", "datasets", "n_seeds", "found"),
     [
-        (["figure5"], (), None, "table or figure 'figure5' is unknown: .*figure"),
+        (["figure5"], (), None, "table, figure or claim 'figure5' is unknown: .*figure"),
         (["table3", "figur1"], (), None, "'figur1' is unknown: did you mean 'figure1'"),
         (["all"], ("minst",), None, "dataset 'minst' is unknown: did you mean 'mnist'"),
         (["all"], ("digits",), None, "dataset 'digits' is unknown"),  # there is one, but not in the paper

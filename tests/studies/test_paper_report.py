@@ -22,6 +22,7 @@ from cosdefense.report.table import tables_to_markdown
 from cosdefense.runs.metrics import Detection
 from cosdefense.runs.packed_records import compact, read_pack, write_pack
 from cosdefense.runs.records import RoundRecord, RunRecord
+from cosdefense.studies.paper.claims import Recovery, measure_recovery
 from cosdefense.studies.paper.figures import draw_paper_figures
 from cosdefense.studies.paper.page import render_paper_page
 from cosdefense.studies.paper.report import write_paper_report
@@ -228,8 +229,43 @@ def test_bars_show_every_seed(runs: list[RunRecord], figures: dict[str, Figure])
     same = [last(run.rounds) for run in picked(runs, "paper-attackers-20", "inner product", "Krum")]
     rows = [row for row in panel.rows if (row["setting"], row["defense"]) == ("20%", "Krum")]
     assert [row["kind"] for row in rows] == ["mean", "seed", "seed"]
-    assert [row["accuracy"] for row in rows] == pytest.approx([fmean(same), *same], abs=1e-5)
-    assert rows[0]["high"] - rows[0]["low"] == pytest.approx(2 * stdev(same), abs=1e-4)
+    assert [row["share"] for row in rows] == pytest.approx([fmean(same), *same], abs=1e-5)
+    assert (rows[0]["low"], rows[0]["high"]) == pytest.approx((min(same), max(same)), abs=1e-5)
+
+
+def test_figures_show_what_the_paper_prints(runs: list[RunRecord], figures: dict[str, Figure]) -> None:
+    printed = {"Krum": 0.098, "Clipping-Median": 0.1929, "CosDefense": 0.8337}
+    for name, setting in (("figure4", "30%"), ("figure6", "0.5")):
+        (panel,) = figures[name].panels
+        rows = [row for row in panel.rows if row["kind"] == "paper"]
+        assert {row["defense"]: row["share"] for row in rows} == printed
+        assert {row["setting"] for row in rows} == {setting}
+    assert "diamond" not in json.dumps(figures["figure3"].panels[0].spec())  # these runs are shorter than the paper's
+    long = make("paper-mnist", "inner product", "CosDefense", 0, rounds=1000)
+    figure = draw_paper_figures(select_paper_runs([long]))["figure3"]
+    (values,) = [layer["data"]["values"] for layer in figure.panels[0].spec()["layer"] if "diamond" in str(layer)]
+    assert values == [{"defense": "CosDefense", "round": 999, "mean": 0.8337}]
+    assert "the paper prints" in figure.marks
+
+
+def test_pictures_explain_their_marks(figures: dict[str, Figure]) -> None:
+    assert "lowest to highest seed" in figures["figure3"].marks
+    assert "40 rounds" in figures["figure2"].marks
+    for name in ("figure1", "figure2", "figure3", "figure4", "figure6"):
+        assert figures[name].marks
+
+
+def recovery_of(accuracies: list[float | None], start: int = 2) -> Recovery | None:
+    rounds = tuple(RoundRecord(number, (), (), accuracy=value) for number, value in enumerate(accuracies))
+    return measure_recovery(RunRecord({"experiment": {"schedule": {"attack_start": start}}}, rounds))
+
+
+def test_recovery() -> None:
+    assert recovery_of([0.5, 0.8, 0.3, None, 0.71, 0.72, 0.9, 0.5]) == Recovery(4, 3 / 5)  # 0.72 is 90 % of 0.8
+    assert recovery_of([0.5, 0.8, 0.8, 0.75]) == Recovery(0, 0.0)
+    assert recovery_of([0.5, 0.8, 0.75, 0.3, 0.7]) == Recovery(None, 2 / 3)
+    assert recovery_of([None, None, 0.3]) is None  # nothing is known from before the attack
+    assert recovery_of([0.5, 0.8]) is None
 
 
 FIGURES = {  # experiment → the figures it has enough runs for

@@ -29,7 +29,11 @@ TITLE = "The CosDefense paper, reproduced"
 
 def reproduce(
     what: Annotated[
-        list[str] | None, typer.Argument(help="table3, figure1, figure2, figure3, figure4, figure6 or all (default).")
+        list[str] | None,
+        typer.Argument(
+            help="table3, figure1, figure2, figure3, figure4, figure6 or all (default); or what the paper claims "
+            "without a figure: layers, aggregators, backdoors or claims."
+        ),
     ] = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Only runs on mnist, fashion-mnist or cifar-10; repeatable.")

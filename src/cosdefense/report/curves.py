@@ -23,14 +23,29 @@ from .figure import Entry, Panel
 from .groups import Group
 
 
-def curves(groups: Sequence[Group], names: Sequence[Entry], title: str, key: str = "accuracy") -> Panel:
-    """Accuracy of each defense, the mean over seeds; the band reaches from the lowest to the highest seed."""
+def curves(
+    groups: Sequence[Group],
+    names: Sequence[Entry],
+    title: str,
+    key: str = "accuracy",
+    others: Sequence[alt.Chart] = (),
+) -> Panel:
+    """Accuracy of each defense, the mean over seeds; the band reaches from the lowest to the highest seed.
+
+    `others` are drawn on top.
+    """
     rows = [row for group in groups for row in numbers.accuracy_rows(group, key)]
     tips = [tip("defense:N"), tip("round:Q"), tip("mean:Q", ".1%", "accuracy"), tip("seeds:Q")]
     layers = lines(rows, "defense", names, round_axis(), lambda key: share_axis(key, "test accuracy"), tips)
     ends = ", ".join(f"{row['defense']} {row['mean']:.1%}" for row in {row["defense"]: row for row in rows}.values())
     description = f"Accuracy over the rounds, {title or 'all runs'}; at the end: {ends}."
-    return Panel(title, description, rows, pickable([*layers, *attack_start(groups, rows)], 320))
+    return Panel(title, description, rows, pickable([*layers, *attack_start(groups, rows), *others], 320))
+
+
+def explain_bands(panels: Sequence[Panel]) -> str:
+    """What lines and bands mean, where there are bands."""
+    several = any(row["seeds"] > 1 for panel in panels for row in panel.rows)
+    return "Lines: mean over seeds. Bands: lowest to highest seed." if several else ""
 
 
 def lines(

@@ -23,12 +23,13 @@ from .chart_elements import (
     truth_color,
     truth_legend,
 )
-from .curves import curves
+from .curves import curves, explain_bands
 from .figure import Entry, Figure, Panel
 from .groups import Group, group_runs, under
 from .heatmaps import grid_figure, large_grid_figure
 from .large_grids import list_large_grids
-from .theme import HEAT, TRUTH, colors, dashes
+from .looks import list_looks
+from .theme import HEAT, TRUTH
 
 MAX_PANELS = 12  # of one figure: a large grid is shown by its heat maps
 
@@ -46,17 +47,16 @@ def draw_figures(runs: Sequence[RunRecord]) -> list[Figure]:
 
 def _accuracy(groups: Sequence[Group]) -> Figure:
     defenses = list(dict.fromkeys(group.defense for group in groups))
-    names = tuple(map(Entry, defenses, colors(len(defenses)), dashes(len(defenses))))
+    names = list_looks(defenses)
     worlds = list(dict.fromkeys(group.circumstances for group in groups))
     members = [[group for group in groups if group.circumstances == world] for world in worlds]
     evaluated = [some for some in members if any(map(numbers.accuracy_rows, some))]
     panels = tuple(curves(some, names, some[0].circumstances) for some in evaluated)
     caption = "Accuracy on held-out data."
     caption += " Choose a name to see it alone." if len(names) > 1 else ""
-    if any(row["seeds"] > 1 for panel in panels for row in panel.rows):
-        caption += " Lines are the mean over seeds, bands reach from the lowest to the highest seed."
+    marks = explain_bands(panels)
     layout = (640, 1) if len(panels) == 1 else (460, 2)
-    return Figure("accuracy", "Accuracy over the rounds", caption, panels, *layout, names, pickable=len(names) > 1)
+    return Figure("accuracy", "Accuracy over the rounds", caption, panels, *layout, names, marks, len(names) > 1)
 
 
 def scores(groups: Sequence[Group]) -> Figure:
@@ -65,11 +65,9 @@ def scores(groups: Sequence[Group]) -> Figure:
     panels = tuple(_score_bands(group, name, _title(group, groups)) for group, name in judged[:MAX_PANELS])
     names = _truths(panels)
     title = "Scores of honest and malicious clients" if names else "Scores of the clients"
-    caption = (
-        "The scores that each filter gave to the clients. Lines are means, bands hold the middle 80% of the scores."
-    )
-    caption += _left_out(judged)
-    return Figure("scores", title, caption, panels, 460, min(2, len(panels) or 1), names)
+    caption = f"The scores that each filter gave to the clients.{_left_out(judged)}"
+    marks = "Lines: means. Bands: the middle 80% of the scores."
+    return Figure("scores", title, caption, panels, 460, min(2, len(panels) or 1), names, marks)
 
 
 def _score_bands(group: Group, filter_name: str, title: str) -> Panel:

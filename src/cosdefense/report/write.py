@@ -45,7 +45,7 @@ def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
 
 def drawing_libraries() -> AbstractContextManager[None]:
     """Wraps imports of the drawing libraries, without which the rest of the package works."""
-    return extra_libraries("report", "a report", "altair", "vl_convert", "jinja2", "markupsafe")
+    return extra_libraries("report", "a report", "altair", "vl_convert", "PIL", "jinja2", "markupsafe")
 
 
 def write_tables(out: Path, text: str) -> Path:

@@ -1,11 +1,11 @@
-"""The numbers behind the paper's figures 1, 2, 4 and 6."""
+"""The numbers behind the paper's figures 1 and 2, and behind bars."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from ...report.chart_data import MAX_POINTS, Row
 from ...report.groups import Group
@@ -62,22 +62,19 @@ def _scores(record: RoundRecord) -> list[float]:
     return _numbers(known[0]) if known else []
 
 
-def share_rows(values: Sequence[tuple[float, Group]], form: str) -> list[Row]:
-    """Figures 4 and 6: final accuracy by a setting, its spread over seeds, and every seed on its own."""
+def share_rows(values: Sequence[tuple[str, Group]], key: str = "final_accuracy") -> list[Row]:
+    """Bars: one number of the summaries by a setting, its range over seeds, and every seed on its own."""
     rows = []
-    for value, group in values:
-        labels = {"setting": f"{value:{form}}", "defense": group.defense}
-        ends = [(run.header.get("seed"), summary.get("final_accuracy")) for run, summary in _pairs(group)]
+    for setting, group in values:
+        labels = {"setting": setting, "defense": group.defense}
+        ends = [(run.header.get("seed"), summary.get(key)) for run, summary in _pairs(group)]
         known = [end for _, end in ends if end is not None]
         if not known:
             continue
-        mean, spread = fmean(known), stdev(known) if len(known) > 1 else 0.0
-        bar = {"kind": "mean", "accuracy": round(mean, 5), "seeds": len(known), "deviation": round(spread, 5)}
-        rows.append(
-            labels | bar | {"low": round(max(0.0, mean - spread), 5), "high": round(min(1.0, mean + spread), 5)}
-        )
+        band = {"low": round(min(known), 5), "high": round(max(known), 5), "seeds": len(known)}
+        rows.append(labels | {"kind": "mean", "share": round(fmean(known), 5)} | band)
         dots = [(seed, end) for seed, end in ends if end is not None and len(known) > 1]
-        rows += [labels | {"kind": "seed", "accuracy": round(end, 5), "seed": str(seed)} for seed, end in dots]
+        rows += [labels | {"kind": "seed", "share": round(end, 5), "seed": str(seed)} for seed, end in dots]
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from our runs: 3, 2, 1, 4 and 6, then heat maps and what the filters did."""
+"""The paper's figures, drawn from our runs: 3, 2, 1, then bars, heat maps and what the filters did."""
 
 from __future__ import annotations
 
@@ -9,61 +9,55 @@ from statistics import fmean
 import altair as alt
 
 from ...report.chart_data import Row, accuracy_rows
-from ...report.chart_elements import (
-    attack_start,
-    bare_axis,
-    chart,
-    legend,
-    named_colors,
-    round_axis,
-    share_axis,
-    stack,
-    tip,
-)
-from ...report.curves import curves, lines, pickable
+from ...report.chart_elements import attack_start, named_colors, round_axis, share_axis, tip
+from ...report.curves import curves, explain_bands, lines, pickable
 from ...report.figure import Entry, Figure, Panel
 from ...report.figures import confusion, rejections, scores
 from ...report.groups import Group, under
 from ...report.heatmaps import heat_map
-from ...report.theme import DASHES, PALETTE, TRUTH, colors, dashes
-from .chart_data import WINDOW, layer_rows, share_rows, trace_rows
+from ...report.theme import PALETTE, TRUTH, colors, dashes
+from .bars import draw_bar_figures, list_entries
+from .chart_data import WINDOW, layer_rows, trace_rows
 from .tables import case
-from .views import DEFENSES, Paper, View, views
-
-# A defense has the same color in every figure; patterns where lines lie on each other.
-HUES = ("#888888", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#0072B2")
-PATTERNS = ((1, 0), (6, 3), (2, 2), (1, 0), (6, 3), (1, 0))
-LOOKS = {entry.label: entry for entry in map(Entry, DEFENSES, HUES, PATTERNS)}
-OTHERS = PALETTE[3]  # defenses that the paper does not know, distinguished by their patterns
+from .views import DEFENSES, ROUNDS, Paper, View, parse_printed, views
 
 
 def draw_paper_figures(paper: Paper) -> dict[str, Figure]:
     """Every figure that has data, by name."""
     rejecting = [g for g in paper.attacked if g.detection.malicious_rejected or g.detection.honest_rejected]
-    figures = [_figure3(paper), _figure2(paper), _figure1(paper), _figure4(paper), _figure6(paper), _heat_maps(paper)]
+    figures = [_figure3(paper), _figure2(paper), _figure1(paper), *draw_bar_figures(paper), _heat_maps(paper)]
     figures += [scores(rejecting), _rejections(rejecting), confusion(rejecting)]
     return {figure.name: figure for figure in figures if figure.panels}
-
-
-def list_entries(groups: Sequence[Group]) -> tuple[Entry, ...]:
-    """The defenses in the paper's order, each in its own color."""
-    names = list(dict.fromkeys(group.defense for group in groups))
-    others = [name for name in names if name not in LOOKS]
-    looks = LOOKS | {name: Entry(name, OTHERS, DASHES[index % len(DASHES)]) for index, name in enumerate(others)}
-    return tuple(entry for name, entry in looks.items() if name in names)
 
 
 def _figure3(paper: Paper) -> Figure:
     shown = [view for view in views(paper.attacked) if any(accuracy_rows(group, view.key) for group in view.groups)]
     names = list_entries([group for view in shown for group in view.groups])
+    printed = [_printed_marks(view, names) for view in shown]
     panels = tuple(
-        curves([g for g in view.groups if accuracy_rows(g, view.key)], names, view.title, view.key) for view in shown
+        curves([g for g in view.groups if accuracy_rows(g, view.key)], names, view.title, view.key, marks)
+        for view, marks in zip(shown, printed, strict=True)
     )
-    caption = "Figure 3 of the paper: accuracy on held-out data under attack. Choose a name to see it alone. "
-    caption += "Lines are the mean over seeds, bands reach from the lowest to the highest seed."
+    caption = "Figure 3 of the paper: accuracy on held-out data under attack. Choose a name to see it alone."
+    marks = explain_bands(panels) + (" Diamonds: final accuracy that the paper prints." if any(printed) else "")
     layout = (640, 1) if len(panels) == 1 else (460, 2)
     title = "Figure 3: accuracy under attack"
-    return Figure("figure3", title, caption, panels, *layout, names, pickable=len(names) > 1)
+    return Figure("figure3", title, caption, panels, *layout, names, marks.strip(), len(names) > 1)
+
+
+def _printed_marks(view: View, names: Sequence[Entry]) -> list[alt.Chart]:
+    """The paper's final accuracies, where the runs are as long as the paper's."""
+    groups = [group for group in view.groups if group.rounds and group.rounds[-1].round == ROUNDS - 1]
+    known = [(group.defense, parse_printed(view.dataset, group)) for group in groups]
+    values = [{"defense": name, "round": ROUNDS - 1, "mean": share} for name, share in known if share is not None]
+    if not values:
+        return []
+    marks = alt.Chart(alt.InlineData(values=values)).mark_point(
+        shape="diamond", filled=True, size=110, opacity=1, stroke="white", strokeWidth=1
+    )
+    tips = [tip("defense:N"), tip("mean:Q", ".2%", "printed in the paper")]
+    color = named_colors("defense", names, None)
+    return [marks.encode(x="round:Q", y=share_axis("mean", "test accuracy"), color=color, tooltip=tips)]
 
 
 def _figure2(paper: Paper) -> Figure:
@@ -72,10 +66,11 @@ def _figure2(paper: Paper) -> Figure:
     hues = [TRUTH["honest"], TRUTH["malicious"], *PALETTE[2:]] if len(cases) <= 2 else colors(len(cases))
     names = tuple(map(Entry, cases, hues[: len(cases)], dashes(len(cases))))
     caption = "Figure 2 of the paper: |cos| between the last layer of the global model and that of an update, the mean "
-    caption += f"over all updates received, then over the {WINDOW} rounds up to each. "
-    caption += "Lines are the mean over seeds, bands reach from the lowest to the highest."
+    caption += "over all updates received."
+    marks = f"Lines: moving average over the last {WINDOW} rounds, mean over seeds. Bands: lowest to highest seed."
     panels = (_trace(paper, rows, names),) if rows else ()
-    return Figure("figure2", "Figure 2: the attack shows in the scores", caption, panels, legend=names, pickable=True)
+    title = "Figure 2: the attack shows in the scores"
+    return Figure("figure2", title, caption, panels, legend=names, marks=marks, pickable=True)
 
 
 def _trace(paper: Paper, rows: list[Row], names: Sequence[Entry]) -> Panel:
@@ -93,13 +88,14 @@ def _figure1(paper: Paper) -> Figure:
     caption = (
         "Figure 1 of the paper: clients train without averaging, each on its own data. How similar are their layers? "
     )
-    caption += "The mean cosine similarity with the other clients; bands reach from the lowest to the highest. Weights "
-    caption += "share the start that all clients got; how they changed since is what a server would receive."
+    caption += "Weights share the start that all clients got; how they changed since is what a server would receive."
     parts = {what: [row for row in rows if row["of"] == what] for what in dict.fromkeys(row["of"] for row in rows)}
     panels = tuple(_similarity(part, names, what) for what, part in parts.items())
-    return Figure(
-        "figure1", "Figure 1: clients that train without averaging", caption, panels, 460, 2, names, pickable=True
+    marks = (
+        "Lines: mean cosine similarity with the other clients, over clients and seeds. Bands: lowest to highest client."
     )
+    title = "Figure 1: clients that train without averaging"
+    return Figure("figure1", title, caption, panels, 460, 2, names, marks, pickable=True)
 
 
 def _similarity(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
@@ -117,49 +113,6 @@ def _similarity(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
         f"Cosine similarity of the {what} of clients that train without averaging, by layer; at the end: {ends}."
     )
     return Panel(what.capitalize(), description, rows, pickable(layers, 300))
-
-
-def _figure4(paper: Paper) -> Figure:
-    caption = "Figure 4 of the paper: final accuracy on MNIST when more or fewer of the clients attack."
-    return _draw_bars("figure4", "Figure 4: how many attack", caption, paper.attackers, "share of attackers", ".0%")
-
-
-def _figure6(paper: Paper) -> Figure:
-    caption = "Figure 6 of the paper: final accuracy on MNIST when clients are more or less alike: q is the share of a "
-    caption += "class that goes to its own group of clients; with ten groups, 0.1 is the same mix for everybody."
-    title = "Figure 6: how different the clients are"
-    return _draw_bars("figure6", title, caption, paper.skew, "q", ".3g")
-
-
-def _draw_bars(
-    name: str, title: str, caption: str, values: Sequence[tuple[float, Group]], what: str, form: str
-) -> Figure:
-    rows = share_rows(values, form)
-    names = tuple(replace(entry, dash=()) for entry in list_entries([group for _, group in values]))
-    if any(row["kind"] == "seed" for row in rows):
-        caption += " Bars are the mean over seeds, whiskers its standard deviation, dots single seeds."
-    panels = (_bars(rows, names, what),) if len({row["setting"] for row in rows}) > 1 else ()
-    return Figure(name, title, caption, panels, legend=names)
-
-
-def _bars(rows: list[Row], names: Sequence[Entry], what: str) -> Panel:
-    domain = [entry.label for entry in names]
-    x = alt.X("setting:N", title=what, sort=None, axis=bare_axis(labelAngle=0), scale=alt.Scale(paddingInner=0.25))
-    beside = alt.XOffset("defense:N", scale=alt.Scale(domain=domain, paddingInner=0.08))
-    marks = chart().encode(x=x, xOffset=beside)
-    color = named_colors("defense", names, legend(names, symbolType="square"))
-    means, single = (marks.transform_filter(f"datum.kind === '{kind}'") for kind in ("mean", "seed"))
-    tips = [tip("defense:N"), tip("setting:N", title=what), tip("accuracy:Q", ".1%")]
-    more = [tip("deviation:Q", ".1%"), tip("seeds:Q")]
-    bars = means.mark_bar(fillOpacity=0.6).encode(
-        y=share_axis("accuracy", "final accuracy"), color=color, tooltip=[*tips, *more]
-    )
-    whiskers = means.mark_rule(style="ink-rule").encode(y=share_axis("low", "final accuracy"), y2="high:Q")
-    dots = single.mark_point(style="ink-dot", filled=True, size=22)
-    dots = dots.encode(y=share_axis("accuracy", "final accuracy"), tooltip=[*tips, tip("seed:N")])
-    ends = [f"{row['setting']} {row['defense']} {row['accuracy']:.1%}" for row in rows if row["kind"] == "mean"]
-    description = f"Final accuracy by {what} and defense: {', '.join(ends)}."
-    return Panel("", description, rows, stack([bars, whiskers, dots], 300))
 
 
 def _rejections(groups: Sequence[Group]) -> Figure:

@@ -12,7 +12,11 @@ from ...runs.records import RunRecord
 from .tables import describe_paper
 from .views import Paper
 
-NUMBERS = {"figure1": "layers", "figure2": "traces", "figure4": "attackers", "figure6": "skew"}  # figure → its table
+NUMBERS = {"figure1": "layers", "figure2": "traces", "figure4": "attackers", "figure6": "skew"} | {
+    "claim-layers": "compared-layers",
+    "claim-aggregators": "aggregators",
+    "claim-backdoors": "backdoors",
+}  # figure → its table
 
 
 def render_paper_page(

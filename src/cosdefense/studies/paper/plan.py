@@ -1,4 +1,4 @@
-"""The paper's tables and figures: which runs each of them needs."""
+"""The paper's tables, figures and claims: which runs each of them needs."""
 
 from __future__ import annotations
 
@@ -66,8 +66,13 @@ FIGURES: dict[str, tuple[Ingredient, ...]] = {
     "figure4": (_attackers(0.1), _attackers(0.2), DEFAULT, _attackers(0.4)),
     "figure6": (_skew(0.1), _skew(0.3), DEFAULT),
 }
+CLAIMS: dict[str, tuple[Ingredient, ...]] = {  # what the paper says without a table or figure
+    "layers": (Ingredient("layers"),),
+    "aggregators": (Ingredient("aggregators"),),
+    "backdoors": (Ingredient("backdoors"),),
+}
 DRIFT = Ingredient("drift")
-ALL = "all"
+ALL, ALL_CLAIMS = "all", "claims"
 WHOLE = ("paper-scores",)  # experiments whose figures need every round
 PAPERS_DATASETS = ("mnist", "fashion-mnist", "cifar-10")
 
@@ -94,6 +99,13 @@ QUICK = {
         *QUICK_ROUNDS,
         "defenses=[{label='CosDefense', name='authors:traced_cosdefense', patience=100}]",
     ),
+    "layers": (
+        *QUICK_SCHEDULE,
+        "defenses=[{label='first layer', name='cosdefense', layer='1.weight'}, {label='last layer', name='cosdefense'},"
+        " {label='whole update', name='authors:whole_cosdefense'}]",  # the network has two layers
+    ),
+    "aggregators": QUICK_SCHEDULE,
+    "backdoors": (*QUICK_SCHEDULE, "training.rounds=300"),
     # Figure 1 compares layers, so this network has three; in one with two, the first drifts apart more than the last.
     "drift": ("seeds=[0]", "model={name='small-cnn', width=4}", "training.batch=16", "training.lr=0.05"),
 }  # the counters of BatchNorm need a network that has some
@@ -104,14 +116,16 @@ def plan(
 ) -> PaperPlan:
     """The runs behind these tables and figures, each once."""
     for name in wanted:
-        if name not in (*FIGURES, ALL):
-            raise unknown_name_error("table or figure", name, (*FIGURES, ALL))
+        if name not in (known := (*FIGURES, ALL, *CLAIMS, ALL_CLAIMS)):
+            raise unknown_name_error("table, figure or claim", name, known)
     for name in datasets:
         if name not in PAPERS_DATASETS:
             raise unknown_name_error("dataset", name, PAPERS_DATASETS)
     if n_seeds is not None and n_seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {n_seeds}")
-    names = list(FIGURES) if ALL in wanted else wanted
+    several = {ALL: tuple(FIGURES), ALL_CLAIMS: tuple(CLAIMS)}
+    names = list(dict.fromkeys(name for given in wanted for name in several.get(given, (given,))))
+    parts = FIGURES | CLAIMS
 
     def list_runs(ingredients: Iterable[Ingredient]) -> tuple[Experiment, ...]:
         runs: dict[Path, Experiment] = {}
@@ -128,7 +142,7 @@ def plan(
         return tuple(runs.values())
 
     planned = PaperPlan(
-        list_runs(part for name in names for part in FIGURES[name]), list_runs([DRIFT] if "figure1" in names else [])
+        list_runs(part for name in names for part in parts[name]), list_runs([DRIFT] if "figure1" in names else [])
     )
     if not planned.runs and not planned.drift:
         raise ConfigError(f"{', '.join(wanted)} needs no run on {', '.join(datasets)}")

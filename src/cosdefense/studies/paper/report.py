@@ -16,7 +16,7 @@ from .views import select_paper_runs
 def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str, drift: Sequence[DriftRun] = ()) -> Report:
     """Write `tables.md`, then figures and page, for runs of the paper's experiments; what was not run is left out.
 
-    Only the paper's own figures and the heat maps become PNG; the page has more.
+    Only the paper's own figures, those of its claims and the heat maps become PNG; the page has more.
     """
     paper = select_paper_runs(runs, drift)
     tables = make_paper_tables(paper)
@@ -26,5 +26,5 @@ def write_paper_report(runs: Sequence[RunRecord], out: Path, title: str, drift: 
         from .page import render_paper_page
     figures = draw_paper_figures(paper)
     page = render_paper_page(runs, paper, tables, figures, title)
-    selected = [figure for name, figure in figures.items() if name.startswith(("figure", "grid"))]
+    selected = [figure for name, figure in figures.items() if name.startswith(("figure", "grid", "claim"))]
     return write_files(out, selected, page, tables_path)

@@ -12,6 +12,7 @@ from ...report.results import area, count, seeds, spread
 from ...report.table import NOTHING, Table
 from ...runs.records import RunRecord
 from .chart_data import layer_rows, mean_scores
+from .claims import DEVIATION, make_claims, make_recovery
 from .views import COUNTED, ROUNDS, Paper, View, before_attack, views
 
 TITLE = "Secure Federated Learning against Model Poisoning Attacks via Client Filtering"
@@ -21,12 +22,14 @@ def make_paper_tables(paper: Paper) -> dict[str, Table]:
     """Every table that has rows, by name."""
     tables = [
         _make_table3(paper),
+        make_recovery(paper),
         _make_detection(paper),
         _make_clean(paper),
         _make_varied("attackers", "Figure 4 in numbers: how many attack", paper.attackers, "Attackers", ".0%"),
         _make_varied("skew", "Figure 6 in numbers: how different the clients are", paper.skew, "q", ".3g"),
         _make_layers(paper),
         _make_traces(paper),
+        *make_claims(paper),
     ]
     return {table.name: table.compact() for table in tables if table.rows}
 
@@ -96,7 +99,6 @@ VARIANTS = {  # what a reader of the paper would not guess
     "Krum (its paper)": "Krum (its paper): as it was published. ",
     COUNTED: f"{COUNTED}: the norm that is clipped counts BatchNorm's counters, as in the authors' code. ",
 }
-DEVIATION = "Mean ± standard deviation over seeds."
 
 
 def _make_detection(paper: Paper) -> Table:

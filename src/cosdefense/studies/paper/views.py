@@ -19,6 +19,7 @@ from .drift import DriftRun
 MAIN = {"paper-mnist": "MNIST", "paper-fashion-mnist": "Fashion-MNIST", "paper-cifar-10": "CIFAR-10"}
 COUNTERS = "paper-cifar-10-counters"  # on CIFAR-10, the norm that is clipped counts BatchNorm's counters too
 ATTACKERS, SKEW, SCORES = "paper-attackers-", "paper-skew-", "paper-scores"
+LAYERS, AGGREGATORS, BACKDOORS = "paper-layers", "paper-aggregators", "paper-backdoors"  # claims without a figure
 ROUNDS = 1000  # of every run in the paper
 
 COUNTED = "Clipping-Median (counters)"  # how that one is called beside the others
@@ -93,6 +94,21 @@ class Paper:
         """Figure 6, by how much the clients' data differ."""
         return self._groups_by(SKEW, "data", "partition", "q")
 
+    @cached_property
+    def layers(self) -> list[Group]:
+        """CosDefense by the layer that it compares."""
+        return self.of(LAYERS)
+
+    @cached_property
+    def aggregators(self) -> list[Group]:
+        """Ways to combine updates, alone and behind CosDefense."""
+        return self.of(AGGREGATORS)
+
+    @cached_property
+    def backdoors(self) -> list[Group]:
+        """Targeted attacks."""
+        return self.of(BACKDOORS)
+
     def of(self, name: str) -> list[Group]:
         """The groups of one experiment; their setting is empty unless it was run in several ways."""
         return group_runs([run for run in self.runs if run.experiment == name])
@@ -109,9 +125,15 @@ class Paper:
         return sorted(known, key=lambda pair: (pair[0], _rank(pair[1])))
 
 
+def parse_printed(dataset: str, group: Group) -> float | None:
+    """The final accuracy that the paper prints for a defense."""
+    text = PRINTED.get(dataset.split(",")[0], {}).get(group.defense)
+    return round(float(text.rstrip("%")) / 100, 6) if text else None
+
+
 def select_paper_runs(runs: Sequence[RunRecord], drift: Sequence[DriftRun] = ()) -> Paper:
     """Those of the runs that repeat the paper; an error where none does."""
-    known = (*MAIN, COUNTERS, SCORES)
+    known = (*MAIN, COUNTERS, SCORES, LAYERS, AGGREGATORS, BACKDOORS)
     mine = [run for run in runs if run.experiment in known or run.experiment.startswith((ATTACKERS, SKEW))]
     if not mine and not drift:
         names = ", ".join(sorted({run.experiment for run in runs})) or "no runs"
