@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from io import BytesIO
 from statistics import fmean
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 pytest.importorskip("altair", reason='needs the extra "report"')
 pytest.importorskip("vl_convert", reason='needs the extra "report"')
 
+from PIL import Image
+
 from cosdefense.report.chart_data import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_POINTS
 from cosdefense.report.figure import Figure, Panel
 from cosdefense.report.figures import MAX_PANELS, draw_figures
+from cosdefense.report.looks import KNOWN, OTHERS, list_looks
 from cosdefense.runs.metrics import Detection, final_accuracy
 from cosdefense.runs.records import RunRecord
 from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, make_run, make_runs
@@ -265,3 +269,21 @@ def test_every_chart_says_in_words_what_it_shows() -> None:
     ends = {row["defense"]: row["mean"] for row in panel.rows}
     for defense in DEFENSES:
         assert f"{defense} {ends[defense]:.1%}" in panel.description
+
+
+def test_a_defense_keeps_its_look() -> None:
+    alone = {name: list_looks([name])[0] for name in ("CosDefense", "factions", "none", "my rule")}
+    together = {entry.label: entry for entry in list_looks(["other", *alone])}
+    for name in ("CosDefense", "factions", "none"):
+        assert together[name] == alone[name]
+    names = [f"rule {number}" for number in range(len(OTHERS))]
+    assert len({(entry.color, entry.dash) for entry in list_looks([*names, *KNOWN])}) == len(OTHERS) + len(
+        set(KNOWN.values())
+    )
+
+
+def test_pictures_have_few_colors() -> None:
+    (figure,) = [figure for figure in draw_figures(make_runs(rounds=10)) if figure.name == "accuracy"]
+    picture = Image.open(BytesIO(figure.png()))
+    assert picture.mode == "P"
+    assert picture.width >= figure.scale * figure.width

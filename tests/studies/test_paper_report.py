@@ -392,3 +392,26 @@ def test_every_experiment_is_covered(runs: list[RunRecord], figures: dict[str, F
     cells = {(row["dataset"], row["defense"]): row["share"] for row in panels["Final accuracy without an attack"].rows}
     same = [last(run.rounds) for run in picked(runs, "paper-fashion-mnist", "none", "Krum")]
     assert cells["Fashion-MNIST", "Krum"] == pytest.approx(fmean(same), abs=1e-5)
+
+
+def test_claims_have_tables_and_figures() -> None:
+    both = [("paper-aggregators", "median"), ("paper-aggregators", "CosDefense + median")]
+    both += [("paper-layers", "first layer"), ("paper-layers", "last layer")]
+    runs = [make(name, "inner product", "CosDefense", seed, defense=label) for name, label in both for seed in (0, 1)]
+    runs += [make("paper-backdoors", "backdoor", "CosDefense", seed) for seed in (0, 1)]
+    runs = [
+        replace(run, summary={**(run.summary or {}), "attack_success": 0.25 + 0.5 * run.header["seed"]}) for run in runs
+    ]
+    paper = select_paper_runs(runs)
+    tables, figures = read(tables_to_markdown(make_paper_tables(paper), "t")), draw_paper_figures(paper)
+    ends = percent([last(run.rounds) for run in picked(runs, "paper-layers", "inner product", "first layer")])
+    assert tables["Observation 1: which layer is compared"][0]["Final accuracy"] == ends
+    assert [row["Defense"] for row in tables["“Compatible with any aggregation method”"]] == [
+        "median", "CosDefense + median",
+    ]  # fmt: skip
+    assert tables["Backdoors"][0]["Attack success"] == "50.0 ± 35.4%"
+    rows = figures["claim-aggregators"].panels[0].rows
+    assert {(row["setting"], row["defense"]) for row in rows} == {("median", "alone"), ("median", "behind CosDefense")}
+    (bar,) = [row for row in figures["claim-backdoors"].panels[0].rows if row["kind"] == "mean"]
+    assert (bar["share"], bar["low"], bar["high"]) == (0.5, 0.25, 0.75)
+    assert {"claim-layers", "claim-aggregators", "claim-backdoors"} <= set(figures)

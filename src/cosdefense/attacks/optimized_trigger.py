@@ -4,9 +4,10 @@ Zhang, Jia, Chen, Lin, Wu. A3FL: Adversarially Adaptive Backdoor Attacks to Fede
 
 A3FL's loss has a second term, with a weight of 0.01: that of a copy of the model which, before every pass, is trained
 for five epochs to classify images with the trigger correctly, multiplied by the cosine of both models' gradients. It is
-left out here: an attack is given the loss of the global model, not its gradient by the parameters, and the term would
-multiply the cost by a thousand steps of training per round. Another public implementation of A3FL leaves it out in
-effect. Without it the trigger is tuned to the present model, and should fade sooner once the attackers are gone.
+not built. `with_model` would have to hand over the loss as a function of the parameters, which the simulator has, and
+every round of the attack would take 200 passes of five epochs of training. Another public implementation of A3FL leaves
+the term out in effect. Without it the trigger is tuned to the present model, and should fade sooner once the attackers
+are gone.
 """
 
 from __future__ import annotations
