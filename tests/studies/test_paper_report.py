@@ -397,7 +397,8 @@ def test_every_experiment_is_covered(runs: list[RunRecord], figures: dict[str, F
 def test_claims_have_tables_and_figures() -> None:
     both = [("paper-aggregators", "median"), ("paper-aggregators", "CosDefense + median")]
     both += [("paper-layers", "first layer"), ("paper-layers", "last layer")]
-    runs = [make(name, "inner product", "CosDefense", seed, defense=label) for name, label in both for seed in (0, 1)]
+    made = [(make(name, "inner product", "CosDefense", seed), label) for name, label in both for seed in (0, 1)]
+    runs = [replace(run, header={**run.header, "defense": label}) for run, label in made]
     runs += [make("paper-backdoors", "backdoor", "CosDefense", seed) for seed in (0, 1)]
     runs = [
         replace(run, summary={**(run.summary or {}), "attack_success": 0.25 + 0.5 * run.header["seed"]}) for run in runs

@@ -34,7 +34,8 @@ def measure_recovery(run: RunRecord, key: str = "accuracy") -> Recovery | None:
     if before is None:
         return None
     measured = [(record.round + 1 - start, getattr(record, key)) for record in run.rounds if record.round >= start]
-    fallen = [(number, value < RECOVERED * before) for number, value in measured if value is not None]
+    limit = RECOVERED * before - 1e-9  # exactly 90 % is back, whatever the product rounds to
+    fallen = [(number, value < limit) for number, value in measured if value is not None]
     if not fallen:
         return None
     first = next((number for number, below in fallen if below), None)
