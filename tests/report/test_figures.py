@@ -276,6 +276,9 @@ def test_a_defense_keeps_its_look() -> None:
     together = {entry.label: entry for entry in list_looks(["other", *alone])}
     for name in ("CosDefense", "factions", "none"):
         assert together[name] == alone[name]
+    late = list_looks([*(f"rule {number}" for number in range(15)), "CosDefense"])
+    assert late[-1] == alone["CosDefense"]
+    assert len({(entry.color, entry.dash) for entry in late}) == 16
     names = [f"rule {number}" for number in range(len(OTHERS))]
     assert len({(entry.color, entry.dash) for entry in list_looks([*names, *KNOWN])}) == len(OTHERS) + len(
         set(KNOWN.values())

@@ -243,8 +243,9 @@ def test_figures_show_what_the_paper_prints(runs: list[RunRecord], figures: dict
     assert "diamond" not in json.dumps(figures["figure3"].panels[0].spec())  # these runs are shorter than the paper's
     long = make("paper-mnist", "inner product", "CosDefense", 0, rounds=1000)
     figure = draw_paper_figures(select_paper_runs([long]))["figure3"]
-    (values,) = [layer["data"]["values"] for layer in figure.panels[0].spec()["layer"] if "diamond" in str(layer)]
-    assert values == [{"defense": "CosDefense", "round": 999, "mean": 0.8337}]
+    spec = figure.panels[0].spec()
+    (diamonds,) = [layer for layer in spec["layer"] if layer["mark"].get("shape") == "diamond"]
+    assert spec["datasets"][diamonds["data"]["name"]] == [{"defense": "CosDefense", "round": 999, "mean": 0.8337}]
     assert "the paper prints" in figure.marks
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import product
 from zlib import crc32
 
@@ -29,12 +29,18 @@ KNOWN: dict[str, Look] = {
     "fltrust": (ORANGE, SOLID),
     "flame": (SKY, SOLID),
 }
-OTHERS = [look for look in product(PALETTE, DASHES) if look not in KNOWN.values()]
+EVERY = tuple(product(PALETTE, DASHES))
+OTHERS = [look for look in EVERY if look not in KNOWN.values()]
 
 
 def list_looks(names: Iterable[str]) -> tuple[Entry, ...]:
-    """Each name with its look. Others than the known ones take one by their name, or the next that is free."""
-    names, taken = list(dict.fromkeys(names)), set[Look]()
+    """Each name with its look.
+
+    Names that are not known take one by their name, or the next that is free: first of those that no known name has,
+    then of those whose known names are not in this figure.
+    """
+    names = list(dict.fromkeys(names))
+    taken = {KNOWN[name.lower()] for name in names if name.lower() in KNOWN}
     entries = []
     for name in names:
         look = KNOWN.get(name.lower()) or _choose(name, taken)
@@ -43,7 +49,7 @@ def list_looks(names: Iterable[str]) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _choose(name: str, taken: set[Look]) -> Look:
+def _choose(name: str, taken: Container[Look]) -> Look:
     first = crc32(name.lower().encode()) % len(OTHERS)
     ordered = OTHERS[first:] + OTHERS[:first]
-    return next((look for look in ordered if look not in taken), ordered[0])
+    return next((look for look in (*ordered, *EVERY) if look not in taken), ordered[0])
