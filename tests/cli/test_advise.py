@@ -151,8 +151,10 @@ def test_it_says_that_no_defense_is_worth_its_cost(folder: Path, monkeypatch: py
     assert answer["recommended"] is None
     assert answer["flower"] is None
     assert "no defense is worth its cost" in answer["why"][1]
-    shown = called("advise", "mine.toml", *MINUTES, cwd=folder).stdout
+    (folder / "mine.toml").rename(folder / "my file.toml")
+    shown = called("advise", "my file.toml", *MINUTES, "--out", "else where", cwd=folder).stdout
     assert shown.startswith("Recommended: plain averaging (no defense is worth its cost)\n")
+    assert "cosdefense run 'my file-advise.toml' --out 'else where'\n" in shown
     assert "Paste into" not in shown
 
 

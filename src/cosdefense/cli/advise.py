@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,8 +68,10 @@ def advise(
         console.print_json({**advice, "experiment": str(tournament.file), "finished": len(runs), "planned": len(jobs)})
         return
     console.print_text(write_advice(choice, outcomes, tournament))
-    where = "" if out == Path("runs") else f" --out {out}"
-    console.print_text(f"\nEvery number: cosdefense run {tournament.file}{where}\n")
+    words = ["cosdefense", "run", str(tournament.file)]
+    words += [] if out == Path("runs") else ["--out", str(out)]
+    words += [] if data_dir is None else ["--data-dir", str(data_dir)]
+    console.print_text(f"\nEvery number: {shlex.join(words)}\n")
 
 
 def _make_runs(tournament: Tournament, jobs: Sequence[Job], execution: Execution, end: float, out: Path) -> None:
