@@ -95,6 +95,9 @@ def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Expe
     if is_own:
         digits = read_table(experiments_folder("arena") / "digits.toml")
         table = {key: digits[key] for key in ("attacks", "defenses")} | table
+        for key, reference in (("attacks", "none"), ("defenses", "fedavg")):  # what all others are measured by
+            if all(entry.get("name") != reference for entry in table[key]):
+                table[key] = [{"name": reference}, *table[key]]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem)
     table |= {"name": f"arena-{name}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
     table["data"] = {**table.get("data", {}), "malicious": share}
