@@ -261,6 +261,13 @@ def test_a_mistake_is_one_clear_line(folder: Path, arguments: Sequence[str], cod
     assert not (folder / "runs").exists()
 
 
+def test_a_file_of_another_kind_is_not_overwritten(folder: Path) -> None:
+    (folder / "mine-advise.toml").write_text("mine = true\n")
+    _, said = advise(folder, code=2)
+    assert "mine-advise.toml is needed for the plan, and was not written by this command: rename it" in said
+    assert (folder / "mine-advise.toml").read_text() == "mine = true\n"
+
+
 def test_what_cannot_take_part_is_left_out_with_its_reason(folder: Path, watch: type[Watch]) -> None:
     watch.stop_after = 1
     _, said = advise(folder, "--set", "data.malicious=0.6", code=1)

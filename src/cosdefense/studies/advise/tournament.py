@@ -29,6 +29,7 @@ from .budget import Costs, Size, measure_costs, minutes_for_all, plan_size
 from .candidates import NO_ATTACK, REFERENCE, Candidates, Table, find_candidates, without_label
 from .measured import choose_metric, measure_constant
 
+WRITTEN_BY = "# Written by cosdefense advise"  # how a file with a plan begins
 SHARE = 0.2  # of malicious clients, where the file does not say
 SEEDS = (0, 1, 2)
 TRIAL_SHARE = 0.05  # of the time, for timing a round
@@ -93,8 +94,11 @@ def _plan(
         reasons = "; ".join(candidates.left_out)
         raise ConfigError(f"a tournament needs a defense and an attack that can take part: {reasons}")
     path = file.with_name(f"{file.stem}-advise.toml")
-    head = f"# Written by cosdefense advise {file.name} --minutes {minutes:g}: plan {_identify(base, candidates)}\n"
-    if path.exists() and path.read_text(encoding="utf-8").startswith(head):
+    head = f"{WRITTEN_BY} {file.name} --minutes {minutes:g}: plan {_identify(base, candidates)}\n"
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    if before and not before.startswith(WRITTEN_BY):
+        raise ConfigError(f"{path} is needed for the plan, and was not written by this command: rename it")
+    if before.startswith(head):
         experiment = replace(load(path), source=base.source)
         notes.append(f"the plan in {path} is used again")
     else:
