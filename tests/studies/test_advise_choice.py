@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,6 +242,14 @@ def test_the_lines_for_a_flower_server_run_and_build_the_same_defense(table: dic
     assert strategy.weigh_by_examples
     assert strategy.strategy.fraction_train == 0.25
     assert (strategy.trusted_data is not None) == (table.get("name") == "fltrust")
+
+
+def test_a_part_beside_the_file_is_named_as_the_file_does(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from cosdefense.filters import Clip as Mine\n")
+    experiment = Experiment("mine", Data(clients=5), training=Training(sampled=5), source=tmp_path)
+    lines = write_flower_lines({"filters": [{"name": "mine:Mine", "max_norm": 2.0}]}, experiment)
+    rule = "cosdefense.catalog.registry.build_defense({'filters': [{'name': 'mine:Mine', 'max_norm': 2.0}]})"
+    assert lines[-1] == f"strategy = Defended(FedAvg(), {rule})"
 
 
 def test_everybody_takes_part_and_counts_the_same_unless_the_file_says_otherwise() -> None:

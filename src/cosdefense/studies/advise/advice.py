@@ -8,6 +8,7 @@ from typing import Any
 
 from ...catalog.registry import build_defense
 from ...core import Need
+from ...core.experiment_folder import reading_from
 from ...runs.experiment import Experiment
 from .candidates import Table, without_label
 from .choice import MIN_GAIN, Choice, list_broken, list_survived, list_weakened
@@ -17,17 +18,15 @@ from .tournament import Tournament
 
 def write_flower_lines(table: Table, experiment: Experiment) -> list[str]:
     """What to paste into a Flower server: the same rule, participation and weights."""
-    defense, n_sampled, n_clients = (
-        build_defense(without_label(table)),
-        experiment.training.sampled,
-        experiment.data.clients,
-    )
+    with reading_from(experiment.source):  # which may define parts
+        defense = build_defense(without_label(table))
+    share = experiment.training.sampled / experiment.data.clients
     imports = [
         "import cosdefense",
         "from cosdefense.flower import Defended",
         "from flwr.serverapp.strategy import FedAvg",
     ]
-    strategy = "FedAvg()" if n_sampled == n_clients else f"FedAvg(fraction_train={n_sampled / n_clients:.4g})"
+    strategy = "FedAvg()" if share == 1 else f"FedAvg(fraction_train={share:.4g})"
     rule = _write_defense(table)
     if defense.hooks:  # a server does not run them
         hooks = ", ".join(type(hook).__name__ for hook in defense.hooks)
