@@ -160,6 +160,13 @@ def test_near_duplicates_by_a_remembered_cosine_are_locked_in() -> None:
     assert [rounds.n_malicious for rounds in worst.scenario.history] == [0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("n_malicious", [3, 4])
+def test_two_references_follow_an_honest_majority(n_malicious: int) -> None:
+    worst = check_restoring(get("two-references"), Agreement(n_malicious=n_malicious), n_rounds=600)
+    assert worst.n_rounds_tried >= 600
+
+
 def test_mistakes_are_named() -> None:
     for options, complaint in (
         ({"n_malicious": 5}, "n_malicious must be at least 1 and less than half of 10 clients, got 5"),
