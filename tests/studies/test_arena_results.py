@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "arena"
 
 @pytest.fixture(scope="module")
 def planned() -> tuple[Experiment, ...]:
-    return plan(["mnist", "fashion-mnist", "cifar-10"], [0.3], Choice(n_seeds=3)).runs
+    return plan(["mnist", "fashion-mnist", "cifar-10"], [0.3], Choice()).runs
 
 
 @pytest.fixture(scope="module")
