@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -139,4 +140,8 @@ def test_the_command_marks_its_records(tmp_path: Path, monkeypatch: pytest.Monke
         assert header["commit"] == "abc"
     assert "design seeds and test seeds" in done.stdout
     listed = called("arena", *tiny, "--list", cwd=tmp_path)
-    assert "| arena-digits-30 | 1 | 1 | 2 | 2 | 4 | 2 |" in listed.stdout
+    assert "| arena-digits-30 | 1 | 1 | 2 | 2 | 4 | 2 | 0 |" in listed.stdout
+    more = called("arena", *tiny, "--dataset", "tabular", "--list", cwd=tmp_path)
+    (line,) = [text for text in more.stdout.splitlines() if text.startswith("| arena-tabular-30 |")]
+    assert re.fullmatch(r"\| arena-tabular-30 \| 1 \| 1 \| 2 \| 2 \| 4 \| 0 \| at least [0-9.e-]+ \|", line)
+    assert not (tmp_path / "runs" / "arena" / "arena-tabular-30").exists()

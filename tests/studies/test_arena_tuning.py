@@ -88,7 +88,8 @@ def test_the_best_worst_case_is_chosen_then_the_best_mean_then_the_first() -> No
     assert chosen.setting == {"name": "bucketing", "size": 4}
     assert [tried.options for tried in chosen.tried] == ["size = 4", "size = 5", "size = 3", "size = 2"]
     best = chosen.tried[0]
-    assert (best.worst_attack, best.worst_accuracy, best.mean_accuracy) == ("adaptive", 0.4, pytest.approx(0.55))
+    assert (best.worst_attack, best.worst_accuracy) == ("adaptive", 0.4)
+    assert best.mean_accuracy == pytest.approx(0.55)
     assert [row[2] for row in make_tuning_table(tuned).rows] == ["chosen", "–", "–", "–"]
     lacking = {key: end for key, end in SIZES.items() if key != ("size = 2", "ipm")}
     assert planned.choose(finished(lacking)).chosen == ()  # not all of its runs are there

@@ -81,7 +81,10 @@ def arena(
         typer.Option(help="Where runs and report go; default: runs/arena, with --tune runs/tuning.", file_okay=False),
     ] = None,
     list_only: Annotated[
-        bool, typer.Option("--list", help="Run nothing: print how many runs there are, and how long they take.")
+        bool,
+        typer.Option(
+            "--list", help="Print how many runs there are, how many are done, and about how long the others take."
+        ),
     ] = False,
     draw: Draw = False,
     publish: Publish = None,
@@ -113,7 +116,7 @@ def arena(
     else:
         study = _plan_arena(dataset or ["digits"], shares, choice, (best, ranked_on), folder)
     if list_only:
-        _list(study.planned, folder)
+        _list(study.planned, folder, execution)
         return
     if not draw:
         from ..studies.arena.frozen import check_frozen
@@ -179,10 +182,10 @@ def _make_notes(tuned: Tuned | None) -> dict[str, Any]:
     return sets if tuned is None else {**sets, "tuned": dict(tuned.source)}
 
 
-def _list(planned: Sequence[Experiment], folder: Path) -> None:
+def _list(planned: Sequence[Experiment], folder: Path, execution: Execution) -> None:
     from ..studies.arena.forecast import forecast, make_forecast_table
 
-    console.print_text(make_forecast_table(forecast(planned, folder)).markdown())
+    console.print_text(make_forecast_table(forecast(planned, folder, execution)).markdown())
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from ...report.results import count, spread
@@ -21,6 +22,7 @@ RANKED = (
     *("Honest rejected, no attack", "Honest rejected, attacked", MOST_REJECTED, "ms per round", "Attacks met"),
 )
 N_WORDS = 5
+MAX_CODES = 3  # versions of the code that are named
 
 
 def make_arena_tables(settings: Sequence[Setting]) -> dict[str, Table]:
@@ -60,14 +62,16 @@ def _describe_code(runs: Sequence[RunRecord]) -> Iterator[str]:
         codes = sorted({_show_code(run) for run in own})
         if not own or not any("commit" in run.header for run in own):
             continue
-        text = f"{name.capitalize()} seeds {show_seeds(run.header['seed'] for run in own)}: code {', '.join(codes)}."
+        shown = f"code {', '.join(codes)}" if len(codes) <= MAX_CODES else f"{len(codes)} versions of the code"
+        text = f"{name.capitalize()} seeds {show_seeds(run.header['seed'] for run in own)}: {shown}."
         frozen = len(codes) == 1 and not codes[0].endswith("with changes")
         yield text if name == DESIGN or frozen else f"{text} This is not one committed version, as the rules ask for."
 
 
 def _show_code(run: RunRecord) -> str:
-    tag = run.header.get("tag")
-    return f"{read_code(run.header)} ({tag})" if tag else read_code(run.header)
+    code, tag = read_code(run.header), run.header.get("tag")
+    short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", code)
+    return f"{short} ({tag})" if tag else short
 
 
 def _describe_outcome(setting: Setting) -> str:
