@@ -160,3 +160,44 @@ def test_the_command_tunes_resumes_and_the_arena_reads_what_it_wrote(tmp_path: P
     (run,) = [one for one in map(read_run, (tmp_path / "runs" / "arena").rglob("records.jsonl")) if one.label != "none"]
     assert run.header["experiment"]["defenses"][0]["aggregator"]["size"] == size
     assert run.header["tuned"] == tuned.source
+
+
+OWN = """
+[data]
+dataset = "digits"
+[training]
+rounds = 2
+evaluate_every = 1
+[[attacks]]
+name = "none"
+[[attacks]]
+name = "noise"
+[[defenses]]
+label = "none"
+name = "fedavg"
+[[defenses]]
+label = "median"
+name = "median"
+"""
+
+
+def test_the_command_takes_the_best_of_another_field(tmp_path: Path) -> None:
+    """Of two defenses under one attack, in two rounds; and the one that is named."""
+    (tmp_path / "own.toml").write_text(OWN, encoding="utf-8")
+    words = ("arena", "--seeds", "1", "--device", "cpu")
+    wanted = (*words, "--rounds", "4", "--attacks", "noise", "--best", "1", "--ranked-on", "own.toml")
+    early = called(*wanted, cwd=tmp_path)
+    assert early.returncode == 2
+    assert "--best needs the finished runs of arena-own-30 with design seeds: there are none" in early.stderr
+    assert called(*words, "--dataset", "own.toml", cwd=tmp_path).returncode == 0
+    ends = {
+        run.label: run.summary["tail_accuracy"]
+        for run in map(read_run, tmp_path.rglob("records.jsonl"))
+        if run.summary and run.header["attack"] == "noise"
+    }
+    best = max(ends, key=lambda label: ends[label])
+    done = called(*wanted, "--defenses", "Krum", "--list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"note: the best on own.toml, with design seeds: {best}\n" in done.stderr
+    n_defenses = len({"none", "Krum", best})  # plain averaging is always there
+    assert f"| arena-digits-30 | 2 | {n_defenses} | 1 | 3 | 12 | 0 |" in done.stdout

@@ -144,7 +144,7 @@ def _plan_arena(
 
 
 def _find_best(n: int, field: str, shares: Sequence[float], choice: Choice, folder: Path) -> list[str]:
-    """The best on that field with design seeds, whatever else is chosen."""
+    """The best on that field as its file says and with design seeds, whatever else is chosen."""
     from dataclasses import replace
 
     from ..studies.arena.best import list_best
@@ -154,7 +154,7 @@ def _find_best(n: int, field: str, shares: Sequence[float], choice: Choice, fold
 
     if len(shares) != 1:
         raise ConfigError(f"--best takes one share of attackers, got {', '.join(map(str, shares))}")
-    every = replace(choice, defenses=None, attacks=None, seeds=tuple(SEED_SETS[DESIGN]))
+    every = replace(choice, defenses=None, attacks=None, seeds=tuple(SEED_SETS[DESIGN]), rounds=None, changes=())
     planned = plan([field], shares, every).runs
     names = list_best(n, planned, read_planned_runs(planned, folder))
     console.note(f"the best on {field}, with design seeds: {', '.join(names)}")
