@@ -173,7 +173,7 @@ def make_comparison(design: Setting, test: Setting) -> Table:
     note += "columns are explained below; each set of seeds is measured by its own plain averaging without an attack "
     note += f"({_share(design.clean)} and {_share(test.clean)})."
     title = f"{design.title}: design seeds and test seeds"
-    table = Table(f"seeds-{design.name}", title, note, ("Oracle", "Defense", *headings), tuple(rows), 2, parts=True)
+    table = Table(f"seeds-{design.name}", title, note, ("Oracle", "Defense", *headings), tuple(rows), 4, parts=True)
     return table.compact()
 
 
