@@ -17,6 +17,7 @@ from cosdefense.runs.records import read_run
 from cosdefense.studies.arena.frozen import check_frozen
 from cosdefense.studies.arena.plan import Choice, plan
 from cosdefense.studies.arena.seeds import find_seed_set, parse_seeds, show_seeds
+from cosdefense.studies.study import experiments_folder
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,16 @@ def test_test_seeds_need_committed_code(tmp_path: Path, monkeypatch: pytest.Monk
         check_frozen(planned(0, 12), tmp_path)
     monkeypatch.setenv("COSDEFENSE_COMMIT", "abc")
     check_frozen(planned(0, 12), tmp_path)
+
+
+def test_files_without_history_need_a_commit_and_an_installed_package_has_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "commit", lambda *more: None)
+    with pytest.raises(ConfigError, match="these files have no history: name their commit in COSDEFENSE_COMMIT"):
+        check_frozen(planned(10), tmp_path)
+    monkeypatch.setattr(provenance, "PACKAGE", experiments_folder("arena").parents[1])  # as in a wheel
+    check_frozen(planned(10), tmp_path)
 
 
 def test_test_seeds_are_finished_by_the_code_that_began_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,11 @@ def check_frozen(planned: Sequence[Experiment], folder: Path) -> None:
         return
     seeds, files = show_seeds(SEED_SETS[TEST]), experiments_folder("arena")
     code = provenance.commit(files)
+    if code is None and not files.is_relative_to(provenance.PACKAGE):
+        raise ConfigError(
+            f"seeds {seeds} test code that is frozen, and these files have no history: name their commit "
+            "in COSDEFENSE_COMMIT"
+        )
     if code is None:
         code = __version__
     elif code.endswith(provenance.CHANGED):
