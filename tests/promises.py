@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cosdefense.aggregators import CRFL, CenteredClipping, NoisyMean, NormLimitedMean
+from cosdefense.aggregators import CRFL, CenteredClipping, NoisyMean, NormLimitedMean, TaperedMean
 from cosdefense.filters import ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow
 
 # These may reject clients that all send the same: the server's data decide, or agreement itself is suspicious.
 MAY_REJECT_IDENTICAL = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, Sageflow)
 # For these, identical clients do not give their update.
 ADDS_NOISE = (CRFL, NoisyMean)
-LIMITS_STEPS = (CenteredClipping, NormLimitedMean)
+LIMITS_STEPS = (CenteredClipping, NormLimitedMean, TaperedMean)
 # Options for tests, where the defaults would take long.
 SHORTER: dict[str, dict[str, int]] = {"deepsight": {"samples": 20, "draws": 1}}

@@ -131,7 +131,7 @@ def parsed(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
 
 def test_the_documents_show_commands() -> None:
     shown = {param.values[0].split()[1] for param in commands() if param.values[0].startswith("cosdefense ")}
-    assert {"run", "report", "arena", "reproduce"} <= shown
+    assert {"run", "report", "arena", "reproduce", "advise", "export"} <= shown
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ TEXT = (ROOT / "docs" / "reference-checks.md").read_text(encoding="utf-8")
 # Older than the page, or this project's own: described where their tests are.
 ELSEWHERE = {
     "cosdefense", "norm-limit", "near-duplicates", "opposed-clusters", "pca-clusters", "bulyan", "geometric-median",
-    "mean", "median", "trimmed-mean", "norm-limited-mean", "adversarial-training", "fl-wbc", "none", "adaptive",
+    "mean", "median", "trimmed-mean", "norm-limited-mean", "two-references", "tapered-mean", "adversarial-training", "fl-wbc", "none", "adaptive",
     "camouflage", "inner-product", "label-flip", "learned-policy", "noise", "orthogonal-inner-product", "planning",
     "sign-flip",
 }  # fmt: skip

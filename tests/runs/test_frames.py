@@ -64,12 +64,12 @@ def test_a_row_per_client(folder: Path) -> None:
 
 def test_the_metrics_of_clients_that_did_not_take_part(tmp_path: Path) -> None:
     record = RoundRecord(0, (2, 0), (1.0, 0.0), accuracy=0.5, client_metrics={"accuracy": (0.25, 0.5, None)})
-    write_pack(tmp_path / PACK, [RunRecord({"experiment": {}}, (record,))])
+    write_pack(tmp_path / PACK, [RunRecord({"experiment": {}, "clients": ["Aberg", "Birke", "Cedar"]}, (record,))])
     table = cosdefense.read_runs(tmp_path, rows="clients")
-    assert table.select("client", "accepted", "metric_accuracy").rows() == [
-        (2, True, None),
-        (0, False, 0.25),
-        (1, None, 0.5),
+    assert table.select("client", "name", "accepted", "metric_accuracy").rows() == [
+        (2, "Cedar", True, None),
+        (0, "Aberg", False, 0.25),
+        (1, "Birke", None, 0.5),
     ]
 
 

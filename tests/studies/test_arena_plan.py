@@ -258,6 +258,38 @@ def test_an_unknown_dataset_is_named() -> None:
         experiments("digits", "minst")
 
 
+def write_own(folder: Path, parts: str = "") -> str:
+    """An experiment file with a table of four sites."""
+    lines = [f"{'abcd'[number % 4]},{('no', 'yes')[number // 4 % 2]},{number}.5" for number in range(64)]
+    (folder / "sites.csv").write_text("\n".join(["site,answer,value", *lines]))
+    data = '[data]\ndataset = { name = "sites.csv", label = "answer", client = "site" }\n[model]\nname = "mlp"\n'
+    (folder / "my own.toml").write_text(data + parts)
+    return str(folder / "my own.toml")
+
+
+def test_a_file_of_ones_own_brings_its_attacks_and_defenses(tmp_path: Path) -> None:
+    """Plain averaging and no attack are added, because all others are measured by them."""
+    file = write_own(tmp_path, '[[attacks]]\nname = "sign-flip"\n[[defenses]]\nname = "trimmed-mean"\n')
+    runs = experiments(file, attackers=(0.25,), seeds=[0])
+    assert [(_attack(cell).label, _defense(cell).label) for cell in runs] == [
+        ("none", "fedavg"), ("none", "trimmed-mean"), ("sign-flip", "fedavg"), ("sign-flip", "trimmed-mean"),
+    ]  # fmt: skip
+    assert {cell.name for cell in runs} == {"arena-my-own-25"}
+    assert all((cell.data.clients, cell.training.sampled, cell.data.malicious) == (4, 4, 0.25) for cell in runs)
+    assert _defense(runs[1]).part.aggregator == TrimmedMean(0.25)  # the true share
+
+
+def test_a_file_of_ones_own_without_parts_meets_those_of_the_digits(tmp_path: Path) -> None:
+    """What was not made for its data, or not for so few clients, is left out with the reason."""
+    planned = plan([write_own(tmp_path)], [0.25], Choice(seeds=[0]))
+    met = {_attack(cell).label for cell in planned.runs}
+    assert {"none", "sign flip × 5", "label flip"} <= met
+    assert "model replacement" not in met
+    (why,) = (reason for reason in planned.left_out if reason.startswith("model replacement "))
+    assert "needs images [channels, height, width] with pixels in [0, 1]" in why
+    assert any(reason.startswith("Krum ") and "needs more than" in reason for reason in planned.left_out)
+
+
 TINY = ("--defenses", "none,median", "--attacks", "none,sign flip × 5", "--rounds", "4", "--seeds", "1")
 
 

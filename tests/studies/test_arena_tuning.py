@@ -139,7 +139,8 @@ def test_ones_own_defenses_stay_as_they_are(tmp_path: Path) -> None:
     own = "[data]\ndataset = 'digits'\n[training]\nlr = 0.1\n[[defenses]]\nname = 'rlr'\nlabel = 'RLR'\n"
     (tmp_path / "own.toml").write_text(own, encoding="utf-8")
     runs = plan([str(tmp_path / "own.toml")], [0.3], Choice(["RLR"], ["noise"], (0,), tuned=CHOSEN)).runs
-    assert [run.defenses[0].part for run in runs] == [build_defense({"name": "rlr"})]
+    assert runs[-1].defenses[0].part == build_defense({"name": "rlr"})
+    assert {run.defenses[0].label for run in runs} == {"fedavg", "RLR"}  # plain averaging is always there
 
 
 def test_the_command_tunes_resumes_and_the_arena_reads_what_it_wrote(tmp_path: Path) -> None:

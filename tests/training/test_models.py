@@ -43,3 +43,6 @@ def test_mistakes_are_named() -> None:
         paper_cnn((1, 8, 8), 10)
     with pytest.raises(ValueError, match="resnet18 needs 32×32 images, got 28×28"):
         resnet18((1, 28, 28), 10)
+    for make in (small_cnn, paper_cnn, resnet18):
+        with pytest.raises(ValueError, match=r"needs images .*, got samples of shape \(30,\): mlp takes any shape"):
+            make((30,), 2)  # type: ignore[arg-type]

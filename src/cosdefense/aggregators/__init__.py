@@ -11,6 +11,7 @@ from .noisy_mean import NoisyMean
 from .norm_limited_mean import NormLimitedMean
 from .rfa import RFA
 from .rlr import RLR
+from .tapered_mean import TaperedMean
 from .trimmed_mean import TrimmedMean
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "Median",
     "NoisyMean",
     "NormLimitedMean",
+    "TaperedMean",
     "TrimmedMean",
 ]

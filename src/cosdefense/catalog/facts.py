@@ -40,6 +40,7 @@ FACTS = {
     "deepsight": Facts(2022, "n d + 60,000 n F"),
     "pca-clustering": Facts(2020, "n² h"),
     "factions": Facts(2026, "n² d"),
+    "two-references": Facts(2026, "n² d"),
     "fltrust": Facts(2021, "n d + T"),
     "bygars": Facts(2020, "n d + 3 T"),
     "bygars++": Facts(2020, "n d + T"),

@@ -49,6 +49,7 @@ FILTERS: dict[str, type[Filter]] = {
     "sageflow": filters.Sageflow,
     "signguard": filters.SignGuard,
     "near-duplicates": filters.NearDuplicates,
+    "two-references": filters.TwoReferences,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
     "bucketing": aggregators.Bucketing,
@@ -62,6 +63,7 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
     "norm-limited-mean": aggregators.NormLimitedMean,
     "rfa": aggregators.RFA,
     "rlr": aggregators.RLR,
+    "tapered-mean": aggregators.TaperedMean,
     "trimmed-mean": aggregators.TrimmedMean,
 }
 HOOKS: dict[str, type[ClientHook]] = {
@@ -130,6 +132,7 @@ PRESETS_BY_KIND: dict[str, dict[str, Callable[..., Defense]]] = {
         "deepsight": presets.deepsight,
         "pca-clustering": presets.pca_clustering,
         "factions": presets.factions,
+        "two-references": presets.two_references,
     },
     "trust": {
         "fltrust": presets.fltrust,

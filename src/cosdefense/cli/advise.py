@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,31 +47,31 @@ def advise(
     start = time.monotonic()
     from ..studies.advise.advice import to_json, write_advice
     from ..studies.advise.choice import choose
-    from ..studies.advise.measured import choose_metric, collect_outcomes, measure_constant
+    from ..studies.advise.measured import collect_outcomes
     from ..studies.advise.tournament import prepare
     from ..studies.study import read_planned_runs
 
-    tournament = prepare(file, minutes, changes or (), device, data_dir)
+    tournament = prepare(file, minutes, changes or (), device, data_dir, metric)
     for note in tournament.notes:
         console.note(note)
-    chosen = choose_metric(tournament.experiment, tournament.dataset, metric)
-    constant = measure_constant(tournament.experiment, tournament.dataset, chosen)
     jobs = tournament.list_jobs(out)
     _make_runs(tournament, jobs, Execution(device, data_dir), start + 60 * minutes, out)
     runs = [run for run in read_planned_runs([job.cell for job in jobs], out) if run.summary]
     if len(runs) < len(jobs):
         console.note(f"{len(runs)} of {len(jobs)} runs were finished in the time: the same command makes the others")
-    outcomes = collect_outcomes(runs, chosen, constant)
+    outcomes = collect_outcomes(runs, tournament.metric, tournament.constant)
     if len(outcomes) < 2:
         console.fail("not even one defense met all attacks in the time: the same command continues", 1)
     choice = choose(outcomes)
     if as_json:
-        advice = to_json(choice, outcomes, tournament.defenses, chosen.name)
+        advice = to_json(choice, outcomes, tournament)
         console.print_json({**advice, "experiment": str(tournament.file), "finished": len(runs), "planned": len(jobs)})
         return
-    console.print_text(write_advice(choice, outcomes, tournament.defenses, chosen.name))
-    where = "" if out == Path("runs") else f" --out {out}"
-    console.print_text(f"\nEvery number: cosdefense run {tournament.file}{where}\n")
+    console.print_text(write_advice(choice, outcomes, tournament))
+    words = ["cosdefense", "run", str(tournament.file)]
+    words += [] if out == Path("runs") else ["--out", str(out)]
+    words += [] if data_dir is None else ["--data-dir", str(data_dir)]
+    console.print_text(f"\nEvery number: {shlex.join(words)}\n")
 
 
 def _make_runs(tournament: Tournament, jobs: Sequence[Job], execution: Execution, end: float, out: Path) -> None:
@@ -97,18 +98,20 @@ class TournamentDisplay(Observer):
         self._bars = bars
         self._downloads = DownloadProgress(bars)
         self._n_runs = self._n_finished = 0
+        self._n_rounds = dict[Path, int]()  # that are done, of every run
 
     def jobs_started(self, todo: Sequence[Job], finished: Sequence[Job]) -> None:
         self._n_runs, self._n_finished = len(todo) + len(finished), len(finished)
+        self._n_rounds = {job.folder: job.cell.training.rounds for job in finished}
         total = sum(job.cell.training.rounds for job in (*todo, *finished))
-        done = sum(job.cell.training.rounds for job in finished)
-        self._bar = self._bars.add_task("rounds", total=total, completed=done, note="")
+        self._bar = self._bars.add_task("rounds", total=total, completed=sum(self._n_rounds.values()), note="")
 
     def downloading(self, what: str, done: int, total: int) -> None:
         self._downloads(what, done, total)
 
     def round_recorded(self, job: Job, record: RoundRecord) -> None:
-        self._bars.update(self._bar, advance=1, note=job.label)
+        self._n_rounds[job.folder] = record.round + 1  # a resumed run begins with a later one
+        self._bars.update(self._bar, completed=sum(self._n_rounds.values()), note=job.label)
 
     def run_finished(self, job: Job) -> None:
         self._n_finished += 1

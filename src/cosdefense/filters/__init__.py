@@ -28,6 +28,7 @@ from .quantile_clip import QuantileClip
 from .rffl import RFFL
 from .sageflow import Sageflow
 from .signguard import SignGuard
+from .two_references import TwoReferences
 
 __all__ = [
     "ARC",
@@ -59,4 +60,5 @@ __all__ = [
     "QuantileClip",
     "Sageflow",
     "SignGuard",
+    "TwoReferences",
 ]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
 from ..ops import cosines
@@ -38,15 +40,29 @@ class NearDuplicates(Filter):
         check_decay(self)
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        n = len(cohort)
         similarity = cosines(cohort.trainable())
-        pairs = similarity[~torch.eye(n, dtype=torch.bool, device=similarity.device)]
-        # numpy, because torch.quantile refuses more than 16 million values.
-        now = max(0.0, float(np.quantile(pairs.cpu().numpy(), QUANTILE))) if n > 1 else state
+        now = typical_cosine(similarity)
+        if now is None:  # a single client
+            now = state
         baseline = now if state is None else state
         if baseline is None:  # a single client, and no earlier round
             return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state
-        excess = ((similarity - baseline) / max(1 - baseline, ROUNDING)).clamp(0, 1).fill_diagonal_(0)
-        duplicates = excess.square().sum(dim=1)
+        duplicates = count_duplicates(similarity, baseline)
         weights = (1 / (1 + duplicates)).to(cohort.weights.dtype)
         return Judgment(duplicates.to(cohort.weights.dtype), weights), running_average(state, now, self.decay)
+
+
+def typical_cosine(similarity: Float[Tensor, "n n"]) -> float | None:
+    """A high quantile of the cosines between two clients, at least 0. None for a single client."""
+    n = len(similarity)
+    if n < 2:
+        return None
+    pairs = similarity[~torch.eye(n, dtype=torch.bool, device=similarity.device)]
+    # numpy, because torch.quantile refuses more than 16 million values.
+    return max(0.0, float(np.quantile(pairs.cpu().numpy(), QUANTILE)))
+
+
+def count_duplicates(similarity: Float[Tensor, "n n"], baseline: float) -> Float[Tensor, " n"]:
+    """The effective number of near-duplicates of every update among the others."""
+    excess = ((similarity - baseline) / max(1 - baseline, ROUNDING)).clamp(0, 1).fill_diagonal_(0)
+    return excess.square().sum(dim=1)

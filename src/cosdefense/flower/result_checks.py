@@ -28,7 +28,7 @@ AVERAGES: tuple[type[Strategy], ...] = (
 )  # fmt: skip
 AVERAGING: tuple[type[Aggregator], ...] = (
     aggregators.Mean, aggregators.Median, aggregators.TrimmedMean, aggregators.GeometricMedian, aggregators.Bulyan,
-    aggregators.NormLimitedMean,
+    aggregators.NormLimitedMean, aggregators.TaperedMean,
 )  # fmt: skip
 
 

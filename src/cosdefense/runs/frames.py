@@ -53,12 +53,13 @@ def _rows_of_rounds(run: RunRecord) -> Iterator[Row]:
 
 def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
     """The clients of each round; where every client's own data were tested, the others too."""
+    names: Sequence[str] = run.header.get("clients") or ()  # those that the data of a simulation name
     for record in run.rounds:
         for row, client in enumerate(record.clients):
             yield {
                 "round": record.round,
                 "client": client,
-                "name": _get(record.names, row),
+                "name": _get(record.names, row) or _get(names, client),
                 "weight": record.weights[row],
                 "accepted": record.weights[row] != 0,
                 "malicious": None if record.malicious is None else record.malicious[row],
@@ -69,7 +70,12 @@ def _rows_of_clients(run: RunRecord) -> Iterator[Row]:
             }
         n_measured = max(map(len, record.client_metrics.values()), default=0)
         for client in sorted(set(range(n_measured)) - set(record.clients)):
-            yield {"round": record.round, "client": client, **_list_metrics(record, client)}
+            yield {
+                "round": record.round,
+                "client": client,
+                "name": _get(names, client),
+                **_list_metrics(record, client),
+            }
 
 
 def _list_metrics(record: RoundRecord, client: int) -> Row:

@@ -22,6 +22,7 @@ def mlp(shape: Shape, n_outputs: int, hidden: int = 64) -> nn.Module:
 
 def small_cnn(shape: Shape, n_outputs: int, width: int = 16) -> nn.Module:
     """Two convolutions and a linear layer, for images as small as 8×8."""
+    _check_images("small-cnn", shape)
     if width < 1 or min(shape[1:]) < 4:
         raise ValueError(
             f"small-cnn needs a width of at least 1 and images of at least 4×4, got {width} and {shape[1:]}"
@@ -41,6 +42,7 @@ def small_cnn(shape: Shape, n_outputs: int, width: int = 16) -> nn.Module:
 
 def paper_cnn(shape: Shape, n_outputs: int) -> nn.Module:
     """The CosDefense paper's network for MNIST and Fashion-MNIST: 710,218 parameters, Xavier-uniform weights."""
+    _check_images("paper-cnn", shape)
     if shape[1:] != (28, 28):
         raise ValueError(f"paper-cnn needs 28×28 images, got {shape[1]}×{shape[2]}")
     model = nn.Sequential(
@@ -64,9 +66,17 @@ def resnet18(shape: Shape, n_outputs: int, norm: Norm = "batch") -> nn.Module:
 
     He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016.
     """
+    _check_images("resnet18", shape)
     if shape[1:] != (32, 32):
         raise ValueError(f"resnet18 needs 32×32 images, got {shape[1]}×{shape[2]}")
     return ResNet18(shape[0], n_outputs, norm)
+
+
+def _check_images(model: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise ValueError(
+            f"{model} needs images [channels, height, width], got samples of shape {shape}: mlp takes any shape"
+        )
 
 
 class ResNet18(nn.Module):

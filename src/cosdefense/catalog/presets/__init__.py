@@ -2,7 +2,7 @@
 
 from .client_side import fat, fl_wbc
 from .clipping import centered_clipping, central_dp, clipping_median, crfl, norm_clipping, weak_dp
-from .clustering import deepsight, factions, flame, freqfed, pca_clustering, signguard
+from .clustering import deepsight, factions, flame, freqfed, pca_clustering, signguard, two_references
 from .distances import arc, dnc, krum, multi_krum, multi_metrics, nnm, rfa
 from .memory import fedrola, fldetector, foolsgold, rffl
 from .statistics import alignins, bucketing, cosdefense, fedavg, lasa, median, rlr, trimmed_mean
@@ -46,5 +46,6 @@ __all__ = [
     "sageflow",
     "signguard",
     "trimmed_mean",
+    "two_references",
     "weak_dp",
 ]

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from ...aggregators import Mean, NoisyMean, NormLimitedMean
+from ...aggregators import Mean, NoisyMean, NormLimitedMean, TaperedMean
 from ...core import Defense
-from ...filters import FLAME, DeepSight, FreqFed, NearDuplicates, NormLimit, OpposedClusters, PCAClusters, SignGuard
+from ...filters import (
+    FLAME,
+    DeepSight,
+    FreqFed,
+    NearDuplicates,
+    NormLimit,
+    OpposedClusters,
+    PCAClusters,
+    SignGuard,
+    TwoReferences,
+)
 from ...filters.flame import Compared
 from ...filters.freqfed import Transformed
 from ...filters.signguard import Variant
@@ -74,3 +84,16 @@ def factions(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_rati
     return Defense(
         (NormLimit(max_ratio), NearDuplicates(), OpposedClusters(min_opposition)), NormLimitedMean(max_mean_ratio)
     )
+
+
+def two_references(tolerance: float = 0.3, taper: float = 3.0, max_mean_ratio: float = 1.2) -> Defense:
+    """Reject what opposes both the recent updates and the model, then a mean in which long updates count less.
+
+    The project's own candidate for the next `factions`; docs/factions.md says what was measured so far.
+
+    Args:
+        tolerance: How far an update may oppose the two references, in typical cosines of the others.
+        taper: From how many typical norms on an update counts less than a typical one.
+        max_mean_ratio: The largest norm of the mean, in running averages of that norm.
+    """
+    return Defense((TwoReferences(tolerance),), TaperedMean(taper, max_mean_ratio))

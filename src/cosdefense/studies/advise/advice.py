@@ -2,32 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...catalog.registry import build_defense
+from ...core import Need
+from ...core.experiment_folder import reading_from
+from ...runs.experiment import Experiment
 from .candidates import Table, without_label
 from .choice import MIN_GAIN, Choice, list_broken, list_survived, list_weakened
 from .measured import Client, Outcome
+from .tournament import Tournament
 
 
-def write_flower_line(table: Table) -> str:
-    """What to paste into a Flower server."""
+def write_flower_lines(table: Table, experiment: Experiment) -> list[str]:
+    """What to paste into a Flower server: the same rule, participation and weights."""
+    with reading_from(experiment.source):  # which may define parts
+        defense = build_defense(without_label(table))
+    share = experiment.training.sampled / experiment.data.clients
+    imports = [
+        "import cosdefense",
+        "from cosdefense.flower import Defended",
+        "from flwr.serverapp.strategy import FedAvg",
+    ]
+    strategy = "FedAvg()" if share == 1 else f"FedAvg(fraction_train={share:.4g})"
+    rule = _write_defense(table)
+    if defense.hooks:  # a server does not run them
+        hooks = ", ".join(type(hook).__name__ for hook in defense.hooks)
+        imports = ["import dataclasses", *imports, f"# clients run {hooks} while they train"]
+        rule = f"dataclasses.replace({rule}, hooks=())"
+    words = [strategy, rule]
+    if experiment.training.weighting == "samples":
+        words.append("weigh_by_examples=True")
+    if defense.needs & {Need.SERVER_DATA, Need.CLIENT_DATA}:
+        imports.append("# my_data: your subclass of cosdefense.TrustedData")
+        words.append("trusted_data=my_data")
+    return [*imports, f"strategy = Defended({', '.join(words)})"]
+
+
+def _write_defense(table: Table) -> str:
     options = without_label(table)
-    if "name" in options:
-        name = options.pop("name")
-        words = [f'"{name}"', *(f"{key}={value!r}" for key, value in options.items())]
-        return f"Defended(FedAvg(...), cosdefense.get({', '.join(words)}))"
-    return f"Defended(FedAvg(...), cosdefense.catalog.registry.build_defense({options!r}))"
+    if "name" not in options:
+        return f"cosdefense.catalog.registry.build_defense({options!r})"
+    words = [_quote(options.pop("name")), *(f"{key}={_quote(value)}" for key, value in options.items())]
+    return f"cosdefense.get({', '.join(words)})"
 
 
-def write_advice(choice: Choice, outcomes: Sequence[Outcome], tables: Mapping[str, Table], metric: str) -> str:
+def _quote(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def write_advice(choice: Choice, outcomes: Sequence[Outcome], tournament: Tournament) -> str:
     """The whole answer as text, without the notes."""
-    blocks = [_write_recommendation(choice, metric)]
+    metric = tournament.metric.name
+    blocks = [_write_recommendation(choice)]
     if choice.recommended is not None:
         best = choice.recommended
         blocks.append(_write_cost(best, choice.reference, metric))
         blocks.append("\n".join(_write_attacks(best, metric)))
-        blocks.append(f"Paste into a Flower server:\n  {write_flower_line(tables[best.label])}")
+        lines = write_flower_lines(tournament.defenses[best.label], tournament.experiment)
+        blocks.append("\n".join(["Paste into a Flower server:", *(f"  {line}" for line in lines)]))
     if choice.refused:
         reasons = [f"  {outcome.label}: {cost}" for outcome, cost in choice.refused]
         blocks.append("\n".join(["Costs too much:", *reasons]))
@@ -61,18 +96,18 @@ def explain(choice: Choice) -> list[str]:
     return [first, second, f"{third}, plain averaging {len(list_survived(reference))}."]
 
 
-def to_json(choice: Choice, outcomes: Sequence[Outcome], tables: Mapping[str, Table], metric: str) -> dict[str, Any]:
+def to_json(choice: Choice, outcomes: Sequence[Outcome], tournament: Tournament) -> dict[str, Any]:
     """The same for machines."""
-    best = choice.recommended
+    best, tables = choice.recommended, tournament.defenses
     return {
         "recommended": None if best is None else tables[best.label],
         "why": explain(choice),
-        "flower": None if best is None else write_flower_line(tables[best.label]),
+        "flower": None if best is None else write_flower_lines(tables[best.label], tournament.experiment),
         "survives": [] if best is None else list_survived(best),
         "weakened_by": [] if best is None else list_weakened(best),
         "broken_by": [] if best is None else list_broken(best),
         "too_costly": {outcome.label: cost for outcome, cost in choice.refused},
-        "metric": metric,
+        "metric": tournament.metric.name,
         "defenses": [_outcome_to_json(outcome) for outcome in outcomes],
     }
 
@@ -89,10 +124,10 @@ def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _client_to_json(client: Client | None) -> dict[str, Any] | None:
-    return None if client is None else {"client": client.name, "value": client.value}
+    return None if client is None else {"client": client.name, client.measured: client.value}
 
 
-def _write_recommendation(choice: Choice, metric: str) -> str:
+def _write_recommendation(choice: Choice) -> str:
     best = choice.recommended
     head = f"Recommended: {best.label}" if best else "Recommended: plain averaging (no defense is worth its cost)"
     return "\n".join([head, *(f"  {sentence}" for sentence in explain(choice))])
@@ -109,9 +144,11 @@ def _write_cost(best: Outcome, reference: Outcome, metric: str) -> str:
         lines.append(f"  most-rejected honest client: {most.name}, in {most.value:.0%} of its rounds")
     if best.worst_served is not None and reference.worst_served is not None:
         own, usual = best.worst_served, reference.worst_served
+        shown = [
+            f"{client.value:.4g}" if client.measured == "loss" else f"{client.value:.1%}" for client in (own, usual)
+        ]
         lines.append(
-            f"  worst-served client: {own.name}, accuracy {own.value:.1%}; plain averaging: {usual.name}, "
-            f"{usual.value:.1%}"
+            f"  worst-served client: {own.name}, {own.measured} {shown[0]}; plain averaging: {usual.name}, {shown[1]}"
         )
     return "\n".join(lines)
 

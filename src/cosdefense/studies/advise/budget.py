@@ -80,7 +80,7 @@ def plan_size(seconds: float, costs: Costs, n_attacks: int, rounds: int, n_seeds
         return smallest
     needed = replace(smallest, rounds=min(FEWEST_ROUNDS, rounds)).estimate_seconds(costs) / RESERVE / 60
     raise ConfigError(
-        f"--minutes must be at least {_round_up(needed)} for {grids[-1][0]} defenses, {grids[-1][1]} attacks and "
+        f"--minutes must be at least {_round_up(needed):g} for {grids[-1][0]} defenses, {grids[-1][1]} attacks and "
         f"{min(FEWEST_ROUNDS, rounds)} rounds, got {seconds / 60:g}"
     )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from ...attacks import Attack
+from ...catalog.options import ConfigError
 from ...catalog.registry import build_attack, build_defense
 from ...core import Cohort, Defense, MissingTrustedData, Need, TooFewClients
-from ...core.experiment_folder import reading_from
 from ...data import Dataset
 from ...runs.experiment import Experiment
 from ...runs.experiment_file import entry_names
@@ -56,27 +56,23 @@ class Candidates:
 
 def find_candidates(table: Mapping[str, Any], experiment: Experiment, dataset: Dataset, trial: Cohort) -> Candidates:
     """Those that the file names, then the default ones; without those that cannot take part."""
-    share = experiment.data.malicious
-    with reading_from(experiment.source):
-        defenses, seconds, unable = _select_defenses(table, experiment, trial, share)
-        attacks, unsuited = _select_attacks(table, dataset, share)
+    defenses, seconds, unable = _select_defenses(table, experiment, trial)
+    attacks, unsuited = _select_attacks(table, dataset)
     return Candidates(tuple(defenses), tuple(attacks), tuple(seconds), (*unable, *unsuited))
 
 
 def _select_defenses(
-    table: Mapping[str, Any], experiment: Experiment, trial: Cohort, share: float
+    table: Mapping[str, Any], experiment: Experiment, trial: Cohort
 ) -> tuple[list[Table], list[float], list[str]]:
     given = [dict(entry) for entry in table.get("defenses", ())]
     has_guess = "malicious" in table.get("data", {})
     able, seconds, absent, seen = list[Table](), list[float](), list[str](), list[Defense]()
     own_names = {entry_names(entry)[0] for entry in given}
     for entry in (REFERENCE, *given, *DEFENSES):
-        defense = build_defense(without_label(entry))
+        defense, why = build_defense(without_label(entry)), ""
         is_own, name = entry in given, entry_names(entry)[0]
-        if not is_own and _takes_guess(defense):
-            entry = {**entry, "contamination": share}
-            defense = build_defense(entry)
-        why = "" if is_own else _find_missing(defense, experiment, has_guess)
+        if not is_own:
+            entry, defense, why = _fit_default(entry, defense, experiment, has_guess)
         if not why:
             try:
                 spent = _time_defense(defense, trial)
@@ -89,6 +85,17 @@ def _select_defenses(
             able.append(entry)
             seconds.append(spent)
     return able, seconds, absent
+
+
+def _fit_default(entry: Table, defense: Defense, experiment: Experiment, has_guess: bool) -> tuple[Table, Defense, str]:
+    """The same with the true share of malicious clients as its guess; and why it cannot take part, if so."""
+    if _takes_guess(defense):
+        try:
+            entry = {**entry, "contamination": experiment.data.malicious}
+            defense = build_defense(entry)
+        except ConfigError as error:
+            return entry, defense, str(error)
+    return entry, defense, _find_missing(defense, experiment, has_guess)
 
 
 def _find_missing(defense: Defense, experiment: Experiment, has_guess: bool) -> str:
@@ -113,15 +120,12 @@ def _time_defense(defense: Defense, trial: Cohort) -> float:
     return time.perf_counter() - start
 
 
-def _select_attacks(table: Mapping[str, Any], dataset: Dataset, share: float) -> tuple[list[Table], list[str]]:
+def _select_attacks(table: Mapping[str, Any], dataset: Dataset) -> tuple[list[Table], list[str]]:
     given = [dict(entry) for entry in table.get("attacks", ())]
     able, absent, seen = list[Table](), list[str](), list[Attack]()
     own_names = {entry_names(entry)[0] for entry in given}
     for entry in (NO_ATTACK, *given, *ATTACKS):
         attack = build_attack(without_label(entry))
-        if entry not in given and _takes_guess(attack):
-            entry = {**entry, "contamination": share}
-            attack = build_attack(entry)
         try:
             check_attack(attack, dataset)
         except ValueError as error:
@@ -133,9 +137,9 @@ def _select_attacks(table: Mapping[str, Any], dataset: Dataset, share: float) ->
     return able, absent
 
 
-def _takes_guess(part: Defense | Attack) -> bool:
-    parts: Sequence[Any] = (*part.filters, part.aggregator) if isinstance(part, Defense) else (part,)
-    return any(field.name == "contamination" for one in parts for field in fields(one))
+def _takes_guess(defense: Defense) -> bool:
+    parts: tuple[Any, ...] = (*defense.filters, defense.aggregator)
+    return any(field.name == "contamination" for part in parts for field in fields(part))
 
 
 def without_label(entry: Mapping[str, Any]) -> Table:

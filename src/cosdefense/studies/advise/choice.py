@@ -67,7 +67,7 @@ def find_cost(outcome: Outcome, reference: Outcome) -> str:
     most, worst, usual = outcome.most_rejected, outcome.worst_served, reference.worst_served
     if most and most.value > MAX_REJECTED:
         return f"without an attack it rejects {most.name} in {most.value:.0%} of its rounds"
-    if worst and usual and usual.value - worst.value > MAX_CLIENT_LOSS:
+    if worst and usual and worst.measured == "accuracy" and usual.value - worst.value > MAX_CLIENT_LOSS:
         return (
             f"without an attack {worst.name} has an accuracy of {worst.value:.1%}, with plain averaging the worst "
             f"is {usual.value:.1%}"

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ...catalog.options import ConfigError, unknown_name_error
-from ...core.experiment_folder import reading_from
 from ...data import Dataset
 from ...data.dataset import IGNORED
 from ...runs.client_outcomes import estimate_accuracies, list_malicious
@@ -34,6 +33,7 @@ class Client:
 
     name: str
     value: float
+    measured: str = "accuracy"  # what the number is
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Outcome:
     clean: str = "none"  # the label of no attack
     honest_rejected: float | None = None  # the share of updates; None: nobody is ever rejected
     most_rejected: Client | None = None  # the share of its rounds
-    worst_served: Client | None = None  # its accuracy
+    worst_served: Client | None = None  # its accuracy; its loss where targets are values
     backdoors: Mapping[str, float] = field(default_factory=dict)  # by attack: how often the trigger works
 
     @property
@@ -61,10 +61,7 @@ class Outcome:
 
 def choose_metric(experiment: Experiment, dataset: Dataset, name: str | None) -> Metric:
     """The metric of that name; by default the first of the file's, or else accuracy, or R² of values."""
-    with reading_from(experiment.source):
-        metrics = {
-            metric.name: metric for metric in experiment.training.list_metrics(has_classes=bool(dataset.classes))
-        }
+    metrics = {metric.name: metric for metric in experiment.training.list_metrics(has_classes=bool(dataset.classes))}
     if dataset.classes:
         metrics.setdefault("accuracy", make_metric("accuracy", METRICS["accuracy"]))
     if name is None:
@@ -137,7 +134,7 @@ def _make_outcome(
         clean,
         fmean(rejected) if rejected else None,
         max((client for client in most if client), key=lambda client: client.value, default=None),
-        min(filter(None, map(_find_worst_served, by_attack[clean])), key=lambda client: client.value, default=None),
+        min(filter(None, map(_find_worst_served, by_attack[clean])), key=_rank_service, default=None),
         {a: rate for a, rate in backdoors.items() if rate > 0},
     )
 
@@ -162,13 +159,18 @@ def _read_client(run: RunRecord, key: str, number: str) -> Client | None:
     entry: Mapping[str, Any] | None = summary_of(run).get(key)
     if entry is None or entry.get(number) is None:
         return None
-    return Client(name_client(run, entry["client"]), float(entry[number]))
+    return Client(name_client(run, entry["client"]), float(entry[number]), number)
+
+
+def _rank_service(client: Client) -> float:
+    return -client.value if client.measured == "loss" else client.value
 
 
 def _find_worst_served(run: RunRecord) -> Client | None:
     """From test samples of each client; or else from its classes."""
-    if (known := _read_client(run, "worst_client", "accuracy")) is not None:
-        return known
+    for number in ("accuracy", "loss"):
+        if (known := _read_client(run, "worst_client", number)) is not None:
+            return known
     malicious = list_malicious(run.rounds)
     estimates = [(value, client) for client, value in enumerate(estimate_accuracies(run)) if value is not None]
     honest = [(value, client) for value, client in estimates if client not in malicious]

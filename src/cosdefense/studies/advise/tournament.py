@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from typing import Any
 from ...catalog.options import ConfigError, coerce
 from ...catalog.registry import build_attack, build_defense
 from ...core.experiment_folder import reading_from
-from ...data import Dataset
 from ...ops.scores import fraction_of
 from ...runs.data_section import load_dataset
 from ...runs.device import choose_device
@@ -23,10 +23,13 @@ from ...runs.experiment_file import entry_names, from_table, load, read_table
 from ...runs.files import write_atomically
 from ...runs.observer import Job, Observer
 from ...runs.records import RoundRecord
+from ...training.metrics import Metric
 from ..suitability import build_trial
 from .budget import Costs, Size, measure_costs, minutes_for_all, plan_size
 from .candidates import NO_ATTACK, REFERENCE, Candidates, Table, find_candidates, without_label
+from .measured import choose_metric, measure_constant
 
+WRITTEN_BY = "# Written by cosdefense advise"  # how a file with a plan begins
 SHARE = 0.2  # of malicious clients, where the file does not say
 SEEDS = (0, 1, 2)
 TRIAL_SHARE = 0.05  # of the time, for timing a round
@@ -42,8 +45,9 @@ class Tournament:
 
     experiment: Experiment  # the whole grid
     file: Path  # that holds it
-    dataset: Dataset
     defenses: Mapping[str, Table]  # by label, as in a file
+    metric: Metric  # by which they are judged
+    constant: float  # that metric of a model that gives the same answer for every input
     notes: tuple[str, ...]  # what was assumed, and who was left out
 
     def list_jobs(self, out: Path) -> list[Job]:
@@ -64,21 +68,37 @@ class Deadline(Observer):
 
 
 def prepare(
-    file: Path, minutes: float, changes: Sequence[str] = (), device: str = "auto", data_dir: Path | None = None
+    file: Path,
+    minutes: float,
+    changes: Sequence[str] = (),
+    device: str = "auto",
+    data_dir: Path | None = None,
+    metric: str | None = None,
 ) -> Tournament:
     """Plan the tournament and write it beside the file. A plan for the same file and time is used again."""
-    if not minutes > 0:
-        raise ConfigError(f"--minutes must be above 0, got {minutes:g}")
-    table = read_table(file, changes)
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"--minutes must be a positive number, got {minutes:g}")
+    with reading_from(file.parent):  # data, model, loss, metrics and parts may lie beside the file
+        return _plan(file, minutes, read_table(file, changes), device, data_dir, metric)
+
+
+def _plan(
+    file: Path, minutes: float, table: Mapping[str, Any], device: str, data_dir: Path | None, metric: str | None
+) -> Tournament:
     base, notes = _read_base(table, file)
     dataset = load_dataset(base, data_dir)
+    judged_by = choose_metric(base, dataset, metric)
+    constant = measure_constant(base, dataset, judged_by)
     candidates = find_candidates(table, base, dataset, build_trial(base, dataset))
     if len(candidates.defenses) < 2 or len(candidates.attacks) < 2:
         reasons = "; ".join(candidates.left_out)
         raise ConfigError(f"a tournament needs a defense and an attack that can take part: {reasons}")
     path = file.with_name(f"{file.stem}-advise.toml")
-    head = f"# Written by cosdefense advise {file.name} --minutes {minutes:g}: plan {_identify(base, candidates)}\n"
-    if path.exists() and path.read_text(encoding="utf-8").startswith(head):
+    head = f"{WRITTEN_BY} {file.name} --minutes {minutes:g}: plan {_identify(base, candidates)}\n"
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    if before and not before.startswith(WRITTEN_BY):
+        raise ConfigError(f"{path} is needed for the plan, and was not written by this command: rename it")
+    if before.startswith(head):
         experiment = replace(load(path), source=base.source)
         notes.append(f"the plan in {path} is used again")
     else:
@@ -91,7 +111,7 @@ def prepare(
         write_atomically(path, (head + to_toml(experiment)).encode())
     named = {entry_names(entry)[0]: entry for entry in candidates.defenses}
     left_out = tuple(f"left out: {reason}" for reason in candidates.left_out)
-    return Tournament(experiment, path, dataset, named, (*notes, *left_out))
+    return Tournament(experiment, path, named, judged_by, constant, (*notes, *left_out))
 
 
 def _read_base(table: Mapping[str, Any], file: Path) -> tuple[Experiment, list[str]]:
@@ -100,9 +120,11 @@ def _read_base(table: Mapping[str, Any], file: Path) -> tuple[Experiment, list[s
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-.") or "my"
     changed |= {"name": f"{name}-advise", "attacks": [NO_ATTACK], "defenses": [REFERENCE], "seeds": [0]}
     base, notes, given = from_table(changed, file.parent), list[str](), table.get("data", {}).get("malicious")
+    if base.data.clients < 2:
+        raise ConfigError(f"a tournament needs at least 2 clients, got {base.data.clients}")
     share = given or SHARE
     if not given:
-        notes.append(f"data.malicious is not given: {share:.0%} of the clients attack")
+        notes.append(f"data.malicious is {'not given' if given is None else 0}: {share:.0%} of the clients attack")
     if fraction_of(share, base.data.clients) < 1:
         share = 1 / base.data.clients
         notes.append(f"one of the {base.data.clients} clients attacks: a share of {share:.3g}")
@@ -129,14 +151,13 @@ def _describe_limits(size: Size, costs: Costs, candidates: Candidates, base: Exp
 
 def _build_grid(base: Experiment, candidates: Candidates, size: Size, seeds: Sequence[int]) -> Experiment:
     attacks, defenses = candidates.attacks[: size.n_attacks], candidates.defenses[: size.n_defenses]
-    with reading_from(base.source):
-        return replace(
-            base,
-            attacks=tuple(Entry(entry_names(entry)[0], build_attack(without_label(entry))) for entry in attacks),
-            defenses=tuple(Entry(entry_names(entry)[0], build_defense(without_label(entry))) for entry in defenses),
-            seeds=tuple(seeds[: size.n_seeds]),
-            training=replace(base.training, rounds=size.rounds, evaluate_every=size.evaluate_every),
-        )
+    return replace(
+        base,
+        attacks=tuple(Entry(entry_names(entry)[0], build_attack(without_label(entry))) for entry in attacks),
+        defenses=tuple(Entry(entry_names(entry)[0], build_defense(without_label(entry))) for entry in defenses),
+        seeds=tuple(seeds[: size.n_seeds]),
+        training=replace(base.training, rounds=size.rounds, evaluate_every=size.evaluate_every),
+    )
 
 
 def _identify(base: Experiment, candidates: Candidates) -> str:

@@ -109,6 +109,10 @@ def read_field(dataset: str, choice: Choice) -> dict[str, Any]:
     if other:
         known = read_table(find_field(other))
         table = {key: known[key] for key in ("attacks", "defenses")} | table
+    if dataset not in FIELDS:
+        for key, reference in (("attacks", "none"), ("defenses", "fedavg")):  # what all others are measured by
+            if all(entry.get("name") != reference for entry in table[key]):
+                table[key] = [{"name": reference}, *table[key]]
     if choice.tuned and not is_own:
         rate = float(table.get("training", {}).get("lr", Training.lr))
         table["defenses"] = [choice.tuned.apply(entry, rate) for entry in table["defenses"]]
