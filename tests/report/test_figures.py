@@ -6,6 +6,7 @@ from io import BytesIO
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("altair", reason='needs the extra "report"')
@@ -17,6 +18,7 @@ from cosdefense.report.chart_data import MAX_BINS, MAX_CLIENTS, MAX_DOTS, MAX_PO
 from cosdefense.report.figure import Figure, Panel
 from cosdefense.report.figures import MAX_PANELS, draw_figures
 from cosdefense.report.looks import KNOWN, OTHERS, list_looks
+from cosdefense.report.theme import HARM, HEAT
 from cosdefense.runs.metrics import Detection, final_accuracy
 from cosdefense.runs.records import RunRecord
 from synthetic_runs import ATTACK_START, CLASSES, DEFENSES, make_federation, make_run, make_runs
@@ -290,3 +292,21 @@ def test_pictures_have_few_colors() -> None:
     picture = Image.open(BytesIO(figure.png()))
     assert picture.mode == "P"
     assert picture.width >= figure.scale * figure.width
+
+
+def test_what_is_bad_has_another_color_than_what_is_good() -> None:
+    runs = [
+        make_run(defense, 0, attack, rounds=100) for defense in ("median", "cosdefense") for attack in ("none", "ipm")
+    ]
+    figure = next(figure for figure in draw_figures(runs) if figure.name == "grid")
+    ranges = {
+        panel.title: next(part["encoding"]["color"] for part in panel.spec()["layer"] if "color" in part["encoding"])
+        for panel in figure.panels
+    }
+    colors = {title: tuple(color["scale"]["range"]) for title, color in ranges.items()}
+    assert colors["Accuracy in the last evaluated round"] == colors["Malicious updates rejected"] == HEAT
+    assert colors["Honest updates rejected"] == HARM
+    assert "Red: the deeper, the worse" in figure.marks
+    assert figure.own_colors  # in one picture, panels would share the first one's
+    pixels = np.asarray(Image.open(BytesIO(figure.png())).convert("RGB")).astype(int)
+    assert (pixels[..., 0] > pixels[..., 2] + 30).any()

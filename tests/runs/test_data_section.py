@@ -190,7 +190,7 @@ def test_the_report_names_who_is_always_rejected() -> None:
 
 def test_the_arena_takes_an_experiment_file(file: Path) -> None:
     choice = Choice(
-        ["none", "median", "Multi-Krum", "DeepSight", "FLTrust"], ["none", "sign flip", "model replacement"], 1, 2
+        ["none", "median", "Multi-Krum", "DeepSight", "FLTrust"], ["none", "sign flip", "model replacement"], [0], 2
     )
     planned = plan([str(file)], [0.25], choice)
     labels = {(run.attacks[0].label, run.defenses[0].label) for run in planned.runs}

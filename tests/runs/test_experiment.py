@@ -23,6 +23,17 @@ from cosdefense.runs.prepare import build_model, dry_run
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "experiments").rglob("*.toml")), ROOT / "src" / "cosdefense" / "cli" / "demo.toml"]
+# Only the arena reads these: they take attacks and defenses from another file, or are about tuning.
+PARTIAL = (
+    "tuning.toml",
+    "tuned.toml",
+    "full-participation.toml",
+    "tabular.toml",
+    "mnist-1000.toml",
+    "mnist-1000-from-200.toml",
+    "mnist-150-trials.toml",
+)
+FILES = [path for path in FILES if path.name not in PARTIAL]
 
 TOML = """
 name = "mine"

@@ -18,19 +18,21 @@ import torch
 from commands import called
 from cosdefense import Defense
 from cosdefense.aggregators import Bulyan, TrimmedMean
-from cosdefense.attacks import Adaptive, Attack, KrumPoisoning
+from cosdefense.attacks import Adaptive, Attack, KrumPoisoning, Planning
 from cosdefense.catalog.options import ConfigError
 from cosdefense.data.datasets import load
 from cosdefense.data.partition import LabelSkew
 from cosdefense.filters import Krum, MultiKrum
 from cosdefense.runs.experiment import Entry, Experiment
+from cosdefense.runs.experiment_file import load as load_file
 from cosdefense.runs.packed_records import PACK, read_pack
 from cosdefense.runs.records import read_run
 from cosdefense.runs.single_run import run
 from cosdefense.studies.arena.plan import FIELDS, SCHEDULED, Choice, plan
 from cosdefense.studies.study import experiments_folder
 
-FEW: dict[str, Any] = {"n_seeds": 1, "defenses": ["none", "Krum"]}
+MAIN = FIELDS[:4]  # the same federation on four datasets
+FEW: dict[str, Any] = {"seeds": [0], "defenses": ["none", "Krum"]}
 
 
 def experiments(*datasets: str, attackers: tuple[float, ...] = (0.3,), **choice: Any) -> list[Experiment]:
@@ -38,7 +40,7 @@ def experiments(*datasets: str, attackers: tuple[float, ...] = (0.3,), **choice:
 
 
 def pairs(**choice: Any) -> list[tuple[str, str]]:
-    labels = [(e.attacks[0].label, e.defenses[0].label) for e in experiments(n_seeds=1, **choice)]
+    labels = [(e.attacks[0].label, e.defenses[0].label) for e in experiments(seeds=[0], **choice)]
     assert len(labels) == len(set(labels))
     return labels
 
@@ -63,22 +65,23 @@ def test_every_defense_meets_every_attack_once_per_seed() -> None:
 
 @pytest.mark.slow
 def test_every_run_has_its_own_folder() -> None:
-    planned = experiments(*FIELDS, attackers=(0.1, 0.3), n_seeds=1, defenses=["none", "Krum", "Factions"])
+    planned = experiments(*FIELDS, attackers=(0.1, 0.3), seeds=[0], defenses=["none", "Krum", "Factions"])
     assert len({experiment.folder(Path()) for experiment in planned}) == len(planned)
 
 
 def test_all_datasets_have_the_same_attacks_and_defenses() -> None:
-    assert {path.stem for path in experiments_folder("arena").glob("*.toml")} == set(FIELDS)
-    first = field(FIELDS[0])
-    for dataset in FIELDS[1:]:
+    others = {"tuning", "tuned"}  # not fields: what is tried, and what was chosen
+    assert {path.stem for path in experiments_folder("arena").glob("*.toml")} - others == set(FIELDS)
+    first = field(MAIN[0])
+    for dataset in MAIN[1:]:
         attacks = [entry for entry in field(dataset)["attacks"] if entry["name"] != "poisoned-buffers"]
         assert attacks == first["attacks"]
         assert labels(field(dataset), "defenses") == labels(first, "defenses")
 
 
-@pytest.mark.parametrize("dataset", FIELDS)
+@pytest.mark.parametrize("dataset", MAIN)
 def test_the_settings_are_the_same_on_every_dataset(dataset: str) -> None:
-    for experiment in experiments(dataset, n_seeds=1):
+    for experiment in experiments(dataset, seeds=[0]):
         data, training, schedule = experiment.data, experiment.training, experiment.schedule
         assert (data.dataset, data.clients, data.malicious, data.trusted) == (dataset, 100, 0.3, 100)
         assert data.partition == LabelSkew(0.5)
@@ -92,6 +95,35 @@ def test_the_settings_are_the_same_on_every_dataset(dataset: str) -> None:
         if dataset != "digits":  # the paper's
             assert (training.batch, training.lr, training.local_steps, training.tf32) == (128, 0.01, 1, True)
             assert dict(experiment.model)["name"] == ("resnet18" if dataset == "cifar-10" else "paper-cnn")
+
+
+def test_fields_that_differ_in_one_thing_say_in_what() -> None:
+    """The horizon of the paper from both starts, all trials, and two federations that no rule was tuned on."""
+    few: dict[str, Any] = {"seeds": [0], "defenses": ["none", "Factions"], "attacks": ["inner-product"]}
+    (usual, *_), (long, *_), (late, *_) = (experiments(f"mnist{end}", **few) for end in ("", "-1000", "-1000-from-200"))
+    assert (long.training.rounds, long.schedule) == (1000, usual.schedule)
+    assert replace(long.training, rounds=300, evaluate_every=5) == usual.training
+    paper = load_file(experiments_folder("paper") / "mnist.toml")
+    assert replace(late.training, batch=paper.training.batch) == paper.training
+    assert (late.schedule, late.model) == (paper.schedule, paper.model)
+    assert replace(late.data, trusted=0) == paper.data
+    searching = experiments("mnist-150-trials", seeds=[0], defenses=["none"])
+    assert [run.attacks[0].part for run in searching[1:]] == [Adaptive(trials=150), Planning(trials=150)]
+    whole = experiments("full-participation", **few)[0]
+    assert whole.data.clients == whole.training.sampled == 20
+    assert whole.training.local_epochs == 5
+
+
+def test_a_table_leaves_out_what_was_made_for_images() -> None:
+    planned = plan(["tabular"], [0.3], Choice(seeds=[0], defenses=["none", "FLTrust", "DeepSight"]))
+    present = {run.defenses[0].label for run in planned.runs}
+    absent = {text.partition(" is left out")[0] for text in planned.left_out}
+    assert "FLTrust" in present
+    assert "model replacement" in absent
+    assert not absent & {run.attacks[0].label for run in planned.runs}
+    data = planned.runs[0].data.loaded
+    assert data is not None
+    assert len(data.train_targets) + len(data.test_targets) == 569
 
 
 def test_names_say_dataset_and_share() -> None:
@@ -114,7 +146,7 @@ def test_the_order_of_the_arguments_does_not_matter() -> None:
 def test_parts_that_take_a_guess_get_the_true_share(share: float) -> None:
     defenses: dict[str, Defense] = {}
     attacks: dict[str, Attack] = {}
-    for experiment in experiments(attackers=(share,), n_seeds=1):
+    for experiment in experiments(attackers=(share,), seeds=[0]):
         defenses[experiment.defenses[0].label] = experiment.defenses[0].part
         attacks[experiment.attacks[0].label] = experiment.attacks[0].part
     assert defenses["Krum"].filters == (Krum(share),)
@@ -141,7 +173,7 @@ NEIGHBORS = ("NNM", "ARC", "DnC")
     ],
 )
 def test_a_rule_that_cannot_work_is_left_out_and_named(share: float, absent: dict[str, str]) -> None:
-    planned = plan(["digits"], [share], Choice(n_seeds=1))
+    planned = plan(["digits"], [share], Choice(seeds=[0]))
     assert len(planned.left_out) == len(absent)
     for text, (label, why) in zip(planned.left_out, absent.items(), strict=True):
         assert text.startswith(f"{label} is left out at {share:.0%} attackers on digits: ")
@@ -176,7 +208,7 @@ def test_rounds_and_settings_can_be_changed() -> None:
     for experiment in experiments(rounds=9, changes=changes, **FEW):
         assert (experiment.training.rounds, experiment.data.clients) == (7, 40)
         assert (experiment.name, experiment.data.malicious) == ("arena-digits-30", 0.3)
-    assert {e.seeds for e in experiments(changes=changes, n_seeds=2, defenses=["none"])} == {(0,), (1,)}
+    assert {e.seeds for e in experiments(changes=changes, seeds=[0, 1], defenses=["none"])} == {(0,), (1,)}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +217,6 @@ def test_rounds_and_settings_can_be_changed() -> None:
         ({"defenses": ["cosdefence"]}, "defense 'cosdefence' is unknown: did you mean 'CosDefense'"),
         ({"attacks": ["ALIE", "Min-Mox"]}, "attack 'Min-Mox' is unknown: did you mean 'Min-Max'"),
         ({"attacks": [""]}, "attack '' is unknown: choose from"),
-        ({"n_seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"rounds": 0}, "--rounds must be at least 1, got 0"),
         ({"changes": ["training.rouns=3"]}, "did you mean 'rounds'"),
         ({"attackers": (0.3, 0.0)}, "--attackers must lie between 0 and 1, got 0"),
@@ -200,7 +231,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], found: str) -> None:
 @pytest.mark.slow
 def test_every_defense_and_every_attack_runs(tmp_path: Path) -> None:
     """Two rounds each: every attack with one defense and every defense with one attack; if thorough, all pairs."""
-    planned = experiments(rounds=2, n_seeds=1, changes=["data.clients=20", "data.trusted=40", "model.width=2"])
+    planned = experiments(rounds=2, seeds=[0], changes=["data.clients=20", "data.trusted=40", "model.width=2"])
     attacks, defenses = (list(dict.fromkeys(get(e).label for e in planned)) for get in (_attack, _defense))
     n = max(len(attacks), len(defenses))
     chosen = {(attacks[i % len(attacks)], defenses[i % len(defenses)]) for i in range(n)}
@@ -239,7 +270,7 @@ def write_own(folder: Path, parts: str = "") -> str:
 def test_a_file_of_ones_own_brings_its_attacks_and_defenses(tmp_path: Path) -> None:
     """Plain averaging and no attack are added, because all others are measured by them."""
     file = write_own(tmp_path, '[[attacks]]\nname = "sign-flip"\n[[defenses]]\nname = "trimmed-mean"\n')
-    runs = experiments(file, attackers=(0.25,), n_seeds=1)
+    runs = experiments(file, attackers=(0.25,), seeds=[0])
     assert [(_attack(cell).label, _defense(cell).label) for cell in runs] == [
         ("none", "fedavg"), ("none", "trimmed-mean"), ("sign-flip", "fedavg"), ("sign-flip", "trimmed-mean"),
     ]  # fmt: skip
@@ -250,7 +281,7 @@ def test_a_file_of_ones_own_brings_its_attacks_and_defenses(tmp_path: Path) -> N
 
 def test_a_file_of_ones_own_without_parts_meets_those_of_the_digits(tmp_path: Path) -> None:
     """What was not made for its data, or not for so few clients, is left out with the reason."""
-    planned = plan([write_own(tmp_path)], [0.25], Choice(n_seeds=1))
+    planned = plan([write_own(tmp_path)], [0.25], Choice(seeds=[0]))
     met = {_attack(cell).label for cell in planned.runs}
     assert {"none", "sign flip × 5", "label flip"} <= met
     assert "model replacement" not in met
@@ -281,7 +312,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = called("arena", *TINY, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "note: nothing was drawn, because a report needs altair" in done.stderr
-    assert "| No oracle | median | nothing | sign flip × 5 |" in done.stdout
+    assert "| No oracle | median | nothing | – | sign flip × 5 |" in done.stdout
     assert {path.name for path in (folder / "runs" / "arena").iterdir()} == {"arena-digits-30", "tables.md"}
     return folder
 

@@ -63,7 +63,8 @@ def test_the_tables_are_those_of_the_records(runs: list[RunRecord], drift: list[
 
 def test_the_page_repeats_the_tables() -> None:
     known = (RESULTS / "tables.md").read_text(encoding="utf-8").splitlines()
-    lines = [line for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    page, _, _ = (RESULTS / "README.md").read_text(encoding="utf-8").partition("## Claims in small")
+    lines = [line for line in page.splitlines() if line.startswith("|")]
     assert len(lines) > 10
     assert [line for line in lines if line not in known] == []
 
@@ -95,3 +96,18 @@ def test_what_an_independent_run_had_found(
     for defense in ("none", "Krum"):
         assert all(end < 0.13 for end in ends[defense])
     assert fmean(ends["Clipping-Median"]) < 0.4
+
+
+def test_the_claims_in_small_come_from_their_records() -> None:
+    claims = RESULTS.parent / "claims"
+    planned = plan(["claims"], n_seeds=3, quick=True).runs
+    found = read_planned_runs(planned, claims)
+    assert [from_table(run.header["experiment"], experiments_folder("paper")) for run in found] == list(planned)
+    assert len(list(read_pack(claims / PACK))) == len(planned) == 63
+    written = (claims / "tables.md").read_text(encoding="utf-8")
+    title = written.splitlines()[0].removeprefix("# ")
+    assert tables_to_markdown(make_paper_tables(select_paper_runs(found)), title) == written
+    _, _, section = (RESULTS / "README.md").read_text(encoding="utf-8").partition("## Claims in small")
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(lines) == 27
+    assert [line for line in lines if line not in written.splitlines()] == []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import console
 from .progress import RunDisplay, progress_bars
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from ..tracking.tracked_runs import MakeTracker
 
 
-def execute(jobs: Sequence[Job], execution: Execution, logs: Path, trackers: Sequence[MakeTracker] = ()) -> None:
-    """Finish every job. Ctrl-C ends the command with a hint how to resume."""
+def execute(
+    jobs: Sequence[Job],
+    execution: Execution,
+    logs: Path,
+    trackers: Sequence[MakeTracker] = (),
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Finish every job. Ctrl-C ends the command with a hint how to resume. `notes` go into the header of every run."""
     from ..runs import provenance
     from ..runs.many_runs import run_all
     from ..runs.memory import keep_freed_memory
@@ -27,9 +33,9 @@ def execute(jobs: Sequence[Job], execution: Execution, logs: Path, trackers: Seq
     from ..tracking.tracked_runs import TrackedRuns
 
     keep_freed_memory()
-    notes = provenance.notes()
+    every = {**provenance.notes(), **(notes or {})}
     with closing(TrackedRuns(trackers)) as tracked, resume_hint(), progress_bars() as bars:
-        run_all(jobs, execution, Observers(RunDisplay(bars), tracked), notes=notes, logs=logs)
+        run_all(jobs, execution, Observers(RunDisplay(bars), tracked), notes=every, logs=logs)
 
 
 @contextmanager

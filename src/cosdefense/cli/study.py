@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..catalog.extras import MissingExtra
 from ..catalog.options import ConfigError
@@ -29,6 +29,7 @@ class Study:
     write: Callable[[Sequence[RunRecord], Path, str], Report]
     may_be_empty: bool = False  # there is something to report without any run
     published: Callable[[RunRecord], RunRecord] | None = None  # what is kept of a run; None: every evaluation
+    notes: Mapping[str, Any] = field(default_factory=dict)  # for the header of every run
 
 
 def run_study(
@@ -40,7 +41,8 @@ def run_study(
     from ..studies.study import read_planned_runs, run_label
 
     if not draw:
-        execute([Job(run, run.folder(folder), run_label(run)) for run in study.planned], execution, folder)
+        jobs = [Job(run, run.folder(folder), run_label(run)) for run in study.planned]
+        execute(jobs, execution, folder, notes=study.notes)
     runs = read_planned_runs(study.planned, folder)
     if not runs and not study.may_be_empty:
         raise ConfigError(f"{folder} holds no run that belongs to {study.what}")

@@ -35,14 +35,23 @@ def named_dashes(field: str, names: Sequence[Entry], legend: alt.Legend | None) 
 
 
 def heat(
-    x: alt.X, y: alt.Y, key: str, text: alt.Text, tooltip: list[alt.Tooltip], legend: alt.Legend | None = None
+    x: alt.X,
+    y: alt.Y,
+    key: str,
+    text: alt.Text,
+    tooltip: list[alt.Tooltip],
+    legend: alt.Legend | None = None,
+    *,
+    top: float = 1.0,
+    colors: tuple[str, str] = HEAT,
 ) -> alt.LayerChart:
-    """Shares from 0 to 1 as colored cells with words on them."""
+    """Numbers from 0 to `top`, such as shares, as colored cells with words on them."""
     cells = chart().encode(x=x, y=y, tooltip=tooltip)
-    color = alt.Color(f"{key}:Q", scale=alt.Scale(domain=[0, 1], range=list(HEAT)), legend=legend)
+    scale = alt.Scale(domain=[0, top], range=list(colors), clamp=True)
+    color = alt.Color(f"{key}:Q", scale=scale, legend=legend)
     words = cells.encode(text=text)
-    pale = words.transform_filter(f"datum.{key} < 0.75").mark_text(style="on-pale")
-    deep = words.transform_filter(f"datum.{key} >= 0.75").mark_text(style="on-deep")
+    pale = words.transform_filter(f"datum.{key} < {0.75 * top:g}").mark_text(style="on-pale")
+    deep = words.transform_filter(f"datum.{key} >= {0.75 * top:g}").mark_text(style="on-deep")
     return alt.LayerChart(layer=[cells.mark_rect(cornerRadius=3).encode(color=color), pale, deep])
 
 

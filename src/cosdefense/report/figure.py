@@ -62,6 +62,7 @@ class Figure:
     marks: str = ""  # what lines, bands, bars and dots mean; written into the picture, too
     pickable: bool = False  # the charts have a parameter "picked" that takes a label of the legend
     scale: float = 2.0  # of the pixels on paper
+    own_colors: bool = False  # every panel has a scale of its own; otherwise they share one, and its legend
 
     @property
     def side_by_side(self) -> bool:
@@ -91,8 +92,10 @@ class Figure:
             offset=16,
             frame="bounds",
         )
-        paper = alt.concat(*charts, columns=self.columns, spacing=36, title=title).to_dict()
-        spec = _with_rows(paper, {f"{DATA}{index}": panel.rows for index, panel in enumerate(self.panels)})
+        paper = alt.concat(*charts, columns=self.columns, spacing=36, title=title)
+        if self.own_colors:
+            paper = paper.resolve_scale(color="independent")
+        spec = _with_rows(paper.to_dict(), {f"{DATA}{index}": panel.rows for index, panel in enumerate(self.panels)})
         spec["config"] = config(PAPER) | {"background": "white", "padding": 20}
         return _reduce_colors(vl_convert.vegalite_to_png(spec, scale=self.scale))
 

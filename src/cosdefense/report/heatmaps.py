@@ -12,6 +12,7 @@ from .chart_elements import bare_axis, cells, heat, tip
 from .figure import Figure, Panel
 from .groups import Group, under
 from .large_grids import Grid
+from .theme import HARM, HEAT
 
 WORST = "worst case"  # the column beside those of the attacks
 CELL_WIDTH, CELL_HEIGHT = 34, 22  # pixels: room for three digits
@@ -21,6 +22,8 @@ QUESTIONS = {  # key of the summary → the title over its heat map
     "honest_rejected": "Honest updates rejected",
     "attack_success": "Attack success",
 }
+HIGH_IS_BAD = ("honest_rejected", "attack_success")
+HUES = "Mean over seeds. Blue: the deeper, the better. Red: the deeper, the worse."
 
 
 def grid_figure(groups: Sequence[Group]) -> Figure:
@@ -30,29 +33,39 @@ def grid_figure(groups: Sequence[Group]) -> Figure:
         (
             f"{title}, {setting}" if setting else title,
             numbers.grid_rows([g for g in groups if g.setting == setting], key),
+            key in HIGH_IS_BAD,
         )
         for setting in settings
         for key, title in QUESTIONS.items()
     ]
-    panels = tuple(_make_panel(title, rows) for title, rows in answers if rows)
+    panels = tuple(_make_panel(title, rows, is_bad) for title, rows, is_bad in answers if rows)
     width = max((90 * len({row["attack"] for row in panel.rows}) for panel in panels), default=0)
     caption = "Every cell is the mean over seeds."
-    return Figure("grid", "Every defense under every attack", caption, panels, max(420, width))
+    return Figure(
+        "grid", "Every defense under every attack", caption, panels, max(420, width), marks=HUES, own_colors=True
+    )
 
 
-def _make_panel(title: str, rows: list[Row]) -> Panel:
+def _make_panel(title: str, rows: list[Row], is_bad: bool) -> Panel:
     description = "; ".join(f"{row['defense']} {under(row['attack'])} {row['share']:.1%}" for row in rows)
-    return heat_map(title, f"{title}, every defense under every attack: {description}.", rows, "attack")
+    words = f"{title}, every defense under every attack: {description}."
+    return heat_map(title, words, rows, "attack", is_bad=is_bad)
 
 
-def heat_map(title: str, description: str, rows: list[Row], across: str, order: Sequence[str] = ()) -> Panel:
-    """Shares by defense (down, in the given order where there is one) and something else (across)."""
+def heat_map(
+    title: str, description: str, rows: list[Row], across: str, order: Sequence[str] = (), *, is_bad: bool = False
+) -> Panel:
+    """Shares by defense (down, in the given order where there is one) and something else (across).
+
+    `is_bad`: the more, the worse.
+    """
     columns, present = (list(dict.fromkeys(row[key] for row in rows)) for key in (across, "defense"))
     defenses = [name for name in order if name in present] + [name for name in present if name not in order]
     x = alt.X(f"{across}:N", title=None, scale=cells(columns), axis=bare_axis(labelAngle=-35, labelLimit=180))
     y = alt.Y("defense:N", title=None, scale=cells(defenses), axis=bare_axis(labelLimit=170))
     tips = [tip("defense:N"), tip(f"{across}:N"), tip("share:Q", ".1%", title.lower())]
-    layers = heat(x, y, "share", alt.Text("share:Q", format=".1%"), tips).properties(height=36 * len(defenses))
+    text, colors = alt.Text("share:Q", format=".1%"), HARM if is_bad else HEAT
+    layers = heat(x, y, "share", text, tips, colors=colors).properties(height=36 * len(defenses))
     return Panel(title, description, rows, layers, 150 + 56 * len(columns))
 
 
@@ -79,7 +92,8 @@ def _make_large_panel(grid: Grid, side: str, defenses: Sequence[str]) -> Panel:
     tips = [tip("defense:N"), tip("attack:N"), tip("text:N", title=grid.question.title.lower())]
     unit = "share of the rounds left" if grid.question.in_rounds else grid.question.title.lower()
     legend = alt.Legend(title=unit, titleLimit=400, orient="right", format=".0%", gradientLength=140, tickCount=3)
-    chart = heat(x, y, "share", alt.Text("text:N"), tips, legend).properties(height=CELL_HEIGHT * len(defenses))
+    colors, height = HARM if grid.question.high_is_bad else HEAT, CELL_HEIGHT * len(defenses)
+    chart = heat(x, y, "share", alt.Text("text:N"), tips, legend, colors=colors).properties(height=height)
     description = "; ".join(f"{row['defense']} {row['text']}" for row in rows[: len(defenses)])
     width = 170 + CELL_WIDTH * (1 + len(grid.attacks))
     return Panel(side, f"{grid.title}, {side.lower()}, worst cases: {description}.", rows, chart, width)

@@ -10,6 +10,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 DASHES = ((1, 0), (6, 3), (2, 2))  # the palette's second and third time around
 TRUTH = {"honest": "#0072B2", "malicious": "#D55E00", "client": "#888888"}
 HEAT = ("rgba(0,90,150,0.05)", "rgba(0,90,150,1)")  # see-through, so that it fits a light and a dark page
+HARM = ("rgba(170,40,0,0.03)", "rgba(170,40,0,1)")  # of what is lost: more is worse
 
 PAPER = {"ink": "#1c2128", "muted": "#59636e", "grid": "#e4e8ec", "font": "Arial, Liberation Sans, sans-serif"}
 # The page's own CSS variables: charts follow light, dark and print without being drawn again.

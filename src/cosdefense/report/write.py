@@ -12,6 +12,7 @@ from ..catalog.extras import extra_libraries
 from ..runs.records import RunRecord
 from .groups import group_runs
 from .large_grids import list_large_grids, make_grid_tables
+from .pair_tables import make_pair_tables
 from .table import tables_to_markdown
 
 if TYPE_CHECKING:
@@ -24,17 +25,19 @@ class Report:
 
     page: Path
     figures: tuple[Path, ...]  # PNG, only those that had data
-    tables: Path | None = None  # markdown, where the report has more than the one table of its page
+    tables: Path | None = None  # markdown, where there are several attacks
 
 
 def write_report(runs: Sequence[RunRecord], out: Path, title: str) -> Report:
     """Write `report.html` and its figures as PNG into the folder `out`, which is created if it is missing.
 
-    Of a grid of many defenses and attacks also `tables.md`.
+    Where there are several attacks, also `tables.md`: defenses down and attacks across.
     """
     if not runs:
         raise ValueError("a report needs at least one run, got none")
-    tables = make_grid_tables(list_large_grids(group_runs(runs)))
+    groups = group_runs(runs)
+    grids = list_large_grids(groups)
+    tables = make_grid_tables(grids) if grids else make_pair_tables(groups)
     written = write_tables(out, tables_to_markdown(tables, title)) if tables else None
     with drawing_libraries():
         from .figures import draw_figures

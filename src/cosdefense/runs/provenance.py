@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+CHANGED = "with changes"  # how a commit is marked if files were changed since
 
 
-def commit() -> str | None:
+def commit(*more: Path) -> str | None:
     """The commit that this package is checked out at, marked if files were changed since; None for an installed one.
 
-    On a machine that has the files without their history, set COSDEFENSE_COMMIT.
+    Files of `more` folders count too, also new ones. On a machine that has the files without their history, set
+    COSDEFENSE_COMMIT.
     """
     if given := os.environ.get("COSDEFENSE_COMMIT"):
         return given
@@ -23,13 +25,23 @@ def commit() -> str | None:
     head = _git("rev-parse", "--short=12", "HEAD")
     if tracked is None or head is None:
         return None
-    return f"{head} with changes" if _git("status", "--porcelain", "--untracked-files=no", ".") else head
+    changes = [_git("status", "--porcelain", "--untracked-files=no", ".")]
+    changes += [_git("status", "--porcelain", str(folder)) for folder in more]
+    return f"{head} {CHANGED}" if any(changes) else head
 
 
 def commit_note() -> dict[str, str]:
-    """The commit for the header of a run, where there is one."""
+    """The commit for the header of a run and its tag, where there are such."""
     known = commit()
-    return {"commit": known} if known else {}
+    tag = None if known is None or known.endswith(CHANGED) else _git("describe", "--tags", "--exact-match", known)
+    return ({"commit": known} if known else {}) | ({"tag": tag} if tag else {})
+
+
+def have_same_code(one: str, other: str, *more: Path) -> bool:
+    """Whether two commits have the same package, and the same content of more folders, as far as git can say."""
+    if one == other:
+        return True
+    return _git("diff", "--quiet", one, other, "--", str(PACKAGE), *map(str, more)) is not None
 
 
 def command(arguments: Sequence[str] | None = None) -> str:

@@ -16,14 +16,19 @@ from ...catalog.registry import get
 from ...core import Cohort, Defense, MissingTrustedData, TooFewClients
 from ...data import Dataset
 from ...runs.data_section import load_dataset
-from ...runs.experiment import Entry, Experiment
+from ...runs.experiment import Entry, Experiment, Training
 from ...runs.experiment_file import entry_names, from_table, read_table
 from ...simulation.schedule import Schedule
 from ...testing.examples import LAYOUT, ExampleTrustedData
 from ..study import experiments_folder
 from ..suitability import build_trial, check_attack
+from .tuned import Tuned
 
-FIELDS = ("digits", "mnist", "fashion-mnist", "cifar-10")  # files under experiments/arena
+FIELDS = (  # files under experiments/arena
+    *("digits", "mnist", "fashion-mnist", "cifar-10", "full-participation", "tabular"),
+    *("mnist-1000", "mnist-1000-from-200", "mnist-150-trials"),
+)
+LIKE = "like"  # the key of a file that takes the attacks or defenses that it lacks from another field
 EVALUATIONS = 60  # in a run, six of them in the last tenth, whatever its length
 
 SCHEDULED = {  # attacks that also meet every defense at other times, by the label that they then have
@@ -49,13 +54,12 @@ class Choice:
 
     defenses: Sequence[str] | None = None  # labels, or names of the catalog
     attacks: Sequence[str] | None = None
-    n_seeds: int = 3
+    seeds: Sequence[int] = (0, 1, 2)
     rounds: int | None = None  # None: as the file says
     changes: Sequence[str] = ()  # "key=value", of the file
+    tuned: Tuned | None = None  # settings that were chosen for rules; None: as the file says
 
     def __post_init__(self) -> None:
-        if self.n_seeds < 1:
-            raise ConfigError(f"--seeds must be at least 1, got {self.n_seeds}")
         if self.rounds is not None and self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
 
@@ -66,13 +70,8 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
     A dataset is one of `FIELDS`, or an experiment file of your own. If that names no attacks or no defenses, they are
     those of the digits. What was not made for its data is left out.
     """
-    own = [dataset for dataset in datasets if dataset.endswith(".toml")]
-    for dataset in datasets:
-        if dataset not in FIELDS and dataset not in own:
-            raise unknown_name_error("dataset", dataset, FIELDS)
-    for share in attackers:
-        if not 0 < share < 1:
-            raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
+    check_fields(datasets, attackers)
+    own = [dataset for dataset in datasets if dataset not in FIELDS]
     planned: dict[Path, Experiment] = {}
     left_out: list[str] = []
     for dataset in sorted(set(datasets), key=[*FIELDS, *own].index):
@@ -87,28 +86,63 @@ def plan(datasets: Sequence[str], attackers: Sequence[float], choice: Choice = C
     return Plan(tuple(planned.values()), tuple(left_out))
 
 
-def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
-    """The runs on one dataset with one share of attackers, and who cannot take part."""
-    is_own = dataset not in FIELDS
-    path = Path(dataset) if is_own else experiments_folder("arena") / f"{dataset}.toml"
-    table = read_table(path, [*_override_rounds(choice.rounds), *choice.changes])
-    if is_own:
-        digits = read_table(experiments_folder("arena") / "digits.toml")
-        table = {key: digits[key] for key in ("attacks", "defenses")} | table
+def check_fields(datasets: Sequence[str], attackers: Sequence[float]) -> None:
+    """An error that names the first that cannot be."""
+    for dataset in datasets:
+        if dataset not in FIELDS and not dataset.endswith(".toml"):
+            raise unknown_name_error("dataset", dataset, FIELDS)
+    for share in attackers:
+        if not 0 < share < 1:
+            raise ConfigError(f"--attackers must lie between 0 and 1, got {share:g}")
+
+
+def find_field(dataset: str) -> Path:
+    """The file of a field."""
+    return experiments_folder("arena") / f"{dataset}.toml" if dataset in FIELDS else Path(dataset)
+
+
+def read_field(dataset: str, choice: Choice) -> dict[str, Any]:
+    """The file of a field with attacks and defenses in it, those of the arena with the options chosen for them."""
+    table = read_table(find_field(dataset), [*_override_rounds(choice.rounds), *choice.changes])
+    other = table.pop(LIKE, None if dataset in FIELDS else "digits")
+    is_own = dataset not in FIELDS and "defenses" in table
+    if other:
+        known = read_table(find_field(other))
+        table = {key: known[key] for key in ("attacks", "defenses")} | table
+    if dataset not in FIELDS:
         for key, reference in (("attacks", "none"), ("defenses", "fedavg")):  # what all others are measured by
             if all(entry.get("name") != reference for entry in table[key]):
                 table[key] = [{"name": reference}, *table[key]]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem)
-    table |= {"name": f"arena-{name}-{100 * share:.6g}", "seeds": list(range(choice.n_seeds))}
-    table["data"] = {**table.get("data", {}), "malicious": share}
-    experiment = from_table(table, path.parent)
+    if choice.tuned and not is_own:
+        rate = float(table.get("training", {}).get("lr", Training.lr))
+        table["defenses"] = [choice.tuned.apply(entry, rate) for entry in table["defenses"]]
+    return table
+
+
+def name_setting(dataset: str, share: float, prefix: str = "arena") -> str:
+    """The name of its experiment, which becomes a folder."""
+    return f"{prefix}-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(dataset).stem)}-{100 * share:.6g}"
+
+
+def _plan_setting(dataset: str, share: float, choice: Choice) -> tuple[list[Experiment], dict[str, str]]:
+    """The runs on one dataset with one share of attackers, and who cannot take part."""
+    table = {**read_field(dataset, choice), "name": name_setting(dataset, share)}
+    return plan_table(table, find_field(dataset).parent, share, choice)
+
+
+def plan_table(
+    table: dict[str, Any], folder: Path, share: float, choice: Choice
+) -> tuple[list[Experiment], dict[str, str]]:
+    """The runs of an experiment's tables with this share of attackers, and who cannot take part."""
+    table = {**table, "seeds": list(choice.seeds), "data": {**table.get("data", {}), "malicious": share}}
+    experiment = from_table(table, folder)
     entries, tables = _add_scheduled(experiment.attacks, table["attacks"])
     attacks = _select_labels("attack", choice.attacks, tables, entries)
     wanted = _select_labels("defense", choice.defenses, table["defenses"], experiment.defenses)
-    sampled, trial = experiment.training.sampled, build_trial(experiment, load_dataset(experiment)) if is_own else None
-    attacks_able, absent = _select_able(
-        entries, lambda attack: _check_suitable(_with_share(attack, share), experiment.data.loaded)
-    )
+    loaded, sampled = experiment.data.loaded, experiment.training.sampled
+    is_own = loaded is not None or folder != experiments_folder("arena")  # its data or its model
+    trial = build_trial(experiment, load_dataset(experiment)) if is_own else None
+    attacks_able, absent = _select_able(entries, lambda attack: _check_suitable(_with_share(attack, share), loaded))
     defenses_able, unable = _select_able(
         experiment.defenses, lambda defense: _check_able(_defense_with_share(defense, share), sampled, trial)
     )

@@ -2,48 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 from ...report.results import count, spread
 from ...report.table import NOTHING, Table
-from .defense_results import BACKDOOR, INFORMED, NONE, SURVIVAL, DefenseResult, Setting, list_tail_accuracies
+from ...runs.records import RunRecord
+from .defense_results import BACKDOOR, INFORMED, NONE, SURVIVAL, DefenseResult, Setting
+from .frozen import read_code
+from .seeds import DESIGN, TEST, find_seed_set, show_seeds
 
 SIDES = {False: "No oracle", True: "With an oracle"}
-MOST_REJECTED = "Most-rejected honest client"
+INTERVAL, MOST_REJECTED, WORST_CLASS = "95% interval", "Most-rejected honest client", "Worst-class recall, attacked"
 RANKED = (
-    *("Oracle", "Defense", "Needs", "Worst attack"),
-    *(
-        "Lost, worst case",
-        "Lost, mean",
-        "Lost, adaptive",
-        "Lost, no attack",
-        "Backdoor success",
-        "Target rate on clean images",
-    ),
-    *(
-        "Honest rejected, no attack",
-        "Honest rejected, attacked",
-        "Most-rejected honest client",
-        "ms per round",
-        "Attacks met",
-    ),
+    *("Oracle", "Defense", "Needs", "Options", "Worst attack"),
+    *("Lost, worst case", INTERVAL, "Collapses", WORST_CLASS, "Worst-class recall, no attack"),
+    *("Lost, adaptive", "Lost, not adaptive", "Lost, mean", "Lost, no attack"),
+    *("Backdoor success", "Target rate on clean images"),
+    *("Honest rejected, no attack", "Honest rejected, attacked", MOST_REJECTED, "ms per round", "Attacks met"),
 )
+N_WORDS = 5
+MAX_CODES = 3  # versions of the code that are named
 
 
 def make_arena_tables(settings: Sequence[Setting]) -> dict[str, Table]:
-    """Two tables a setting, by name."""
-    tables = [table for setting in settings for table in (_make_ranking(setting).compact(), _make_accuracies(setting))]
+    """By name: two tables a setting, and before them one that compares design and test seeds where there are both."""
+    tables = list[Table]()
+    for setting in settings:
+        test = find_test(setting, settings)
+        tables += [make_comparison(setting, test)] if test else []
+        tables += [_make_ranking(setting).compact(), _make_accuracies(setting)]
     return {table.name: table for table in tables}
+
+
+def find_test(setting: Setting, settings: Sequence[Setting]) -> Setting | None:
+    """The same setting on test seeds, where this one has design seeds."""
+    wanted = f"{setting.name}-{TEST}"
+    return next((other for other in settings if setting.seeds == DESIGN and other.name == wanted), None)
 
 
 def describe_arena(settings: Sequence[Setting]) -> str:
     """The outcome in one paragraph."""
-    groups = [group for setting in settings for result in setting.results for group in result.groups.values()]
-    runs = [run for group in groups for run in group.runs]
+    runs = [run for setting in settings for result in setting.results for run in _list_runs(result)]
     unfinished = sum(run.summary is None for run in runs)
     sentences = [f"{count(len(runs), 'run')}."]
     sentences += [f"{unfinished} of them not finished: the numbers so far."] if unfinished else []
-    return " ".join([*sentences, *map(_describe_outcome, settings)])
+    return " ".join([*sentences, *_describe_code(runs), *map(_describe_outcome, settings)])
+
+
+def _list_runs(result: DefenseResult) -> Iterator[RunRecord]:
+    for group in result.groups.values():
+        yield from group.runs
+
+
+def _describe_code(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Which code ran which seeds. Only of test seeds it matters that it was one, and committed."""
+    for name in (DESIGN, TEST):
+        own = [run for run in runs if find_seed_set(run.header["seed"]) == name]
+        codes = sorted({_show_code(run) for run in own})
+        if not own or not any("commit" in run.header for run in own):
+            continue
+        shown = f"code {', '.join(codes)}" if len(codes) <= MAX_CODES else f"{len(codes)} versions of the code"
+        text = f"{name.capitalize()} seeds {show_seeds(run.header['seed'] for run in own)}: {shown}."
+        frozen = len(codes) == 1 and not codes[0].endswith("with changes")
+        yield text if name == DESIGN or frozen else f"{text} This is not one committed version, as the rules ask for."
+
+
+def _show_code(run: RunRecord) -> str:
+    code, tag = read_code(run.header), run.header.get("tag")
+    short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", code)
+    return f"{short} ({tag})" if tag else short
 
 
 def _describe_outcome(setting: Setting) -> str:
@@ -59,6 +87,7 @@ def _describe_outcome(setting: Setting) -> str:
         sentences.append(
             f"Of the defenses without an oracle, {full[0].defense} has the best worst case: it loses {lost}."
         )
+        sentences.append(f"Runs of it that collapse: {_collapses(full[0])}.")
     adaptive = [(result.lowest_under(*INFORMED), result) for result in setting.results_with(oracle=False)]
     tried = [(end, result) for end, result in adaptive if end is not None]
     if tried:
@@ -71,28 +100,44 @@ def _describe_outcome(setting: Setting) -> str:
 def _make_ranking(setting: Setting) -> Table:
     uneven = len({len(result.attacked) for result in setting.results}) > 1
     rows = tuple(_make_row(result, uneven) for result in setting.results)
+    known = {heading for index, heading in enumerate(RANKED) if any(row[index] != NOTHING for row in rows)}
+    title = f"{setting.title}: every defense in its worst case"
+    return Table(f"defenses-{setting.name}", title, _explain(setting, known), RANKED, rows, N_WORDS, parts=True)
+
+
+def _explain(setting: Setting, known: set[str]) -> str:
+    """What the columns mean that are there; records of older runs lack some numbers."""
     note = "Lost: points of accuracy (mean of the last tenth of the rounds, over seeds) below plain averaging without "
-    note += "an attack. Worst case and mean are over all attacks that do not know the defense; adaptive: the lower of "
-    note += "those that do. "
+    note += (
+        "an attack. Worst case and mean are over all attacks, also those that know the defense; adaptive: the worst "
+    )
+    note += "of those that do, not adaptive: the worst of the others. "
+    if INTERVAL in known:
+        note += "95% interval: Student's t over seeds of the points lost in the worst case, each seed against plain "
+        note += "averaging on the same seed; that the attack was chosen for its harm is not accounted for. "
+    note += f"Collapses: attacked runs that end below {SURVIVAL:.0%} of the accuracy of plain averaging without an "
+    note += "attack. "
+    if WORST_CLASS in known:
+        note += "Worst-class recall: the lowest recall of a class at the end, mean over seeds; attacked: the lowest "
+        note += "over attacks. "
+        if setting.clean_worst_class is not None:
+            note += f"That of plain averaging without an attack is {setting.clean_worst_class:.1%}. "
+    note += "Options: those that are not the defaults of the catalog. "
     note += "Honest rejected: the share of honest updates that filters rejected; attacked: the mean over those of the "
     note += f"attacks that left more than {SURVIVAL:.0%} of the accuracy of plain averaging without an attack, since a "
     note += "destroyed model does not tell honest clients from others. "
-    if any(row[RANKED.index(MOST_REJECTED)] != NOTHING for row in rows):  # old records do not know it
-        note += (
-            f"{MOST_REJECTED}: the one that was rejected most often without an attack, and the share of its rounds in "
-        )
-        note += "which it was. "
+    if MOST_REJECTED in known:
+        note += f"{MOST_REJECTED}: the one that was rejected most often without an attack, and the share of its "
+        note += "rounds in which it was. "
     note += "Milliseconds: of the server's rule, median over "
     note += "runs. Oracle: rules that need what a server does not know without help. Rules that take a guess of the "
-    note += "share of attackers were given the true share of all clients."
-    title = f"{setting.title}: every defense in its worst case"
-    return Table(f"defenses-{setting.name}", title, note, RANKED, rows, n_words=4, parts=True)
+    return note + "share of attackers were given the true share of all clients."
 
 
 def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
     attack, low = result.worst or (NOTHING, None)
     clean, backdoors = result.attacks_named(NONE), result.attacks_named(BACKDOOR)
-    ends = (low, result.mean, result.lowest_under(*INFORMED), result.lowest_under(NONE))
+    ends = (result.lowest_under(*INFORMED), result.lowest_uninformed, result.mean, result.lowest_under(NONE))
     shares = [result.mean_of(key, backdoors) for key in ("attack_success", "clean_target_rate")]
     shares += [result.mean_of("honest_rejected", names) for names in (clean, result.survived)]
     shares += [result.mean_of("most_rejected_honest", clean)]
@@ -101,12 +146,39 @@ def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
         SIDES[result.oracle],
         result.defense,
         ", ".join(sorted(result.needs)) or "nothing",
+        result.options or NOTHING,
         attack,
+        _points(result.lost(low)),
+        _interval(result),
+        _collapses(result),
+        *(_share(result.lowest_of("worst_class", attacks)) for attacks in (result.attacked, clean)),
         *(_points(result.lost(end)) for end in ends),
         *map(_share, shares),
         NOTHING if cost is None else f"{cost:.3g}",
         str(len(result.attacked)) if uneven else NOTHING,
     )
+
+
+def make_comparison(design: Setting, test: Setting) -> Table:
+    """What each defense does on seeds that it was designed on, and on those that were run once, afterwards."""
+    tested = {result.defense: result for result in test.results}
+    rows = []
+    for result in design.results:
+        both = (result, tested.get(result.defense))
+        cells = [[NOTHING if one is None else show(one) for one in both] for show in _COMPARED.values()]
+        rows.append((SIDES[result.oracle], result.defense, *(cell for pair in cells for cell in pair)))
+    headings = [f"{name}, {seeds}" for name in _COMPARED for seeds in (DESIGN, TEST)]
+    note = f"Design seeds: {show_seeds(_list_seeds(design))}, on which rules are designed and their options chosen. "
+    note += f"Test seeds: {show_seeds(_list_seeds(test))}, run once, afterwards. In the order of the design seeds. The "
+    note += "columns are explained below; each set of seeds is measured by its own plain averaging without an attack "
+    note += f"({_share(design.clean)} and {_share(test.clean)})."
+    title = f"{design.title}: design seeds and test seeds"
+    table = Table(f"seeds-{design.name}", title, note, ("Oracle", "Defense", *headings), tuple(rows), 4, parts=True)
+    return table.compact()
+
+
+def _list_seeds(setting: Setting) -> list[int]:
+    return [run.header["seed"] for result in setting.results for run in _list_runs(result)]
 
 
 def _make_accuracies(setting: Setting) -> Table:
@@ -123,7 +195,16 @@ def _make_accuracies(setting: Setting) -> Table:
 
 
 def _over_seeds(result: DefenseResult, attack: str) -> str:
-    return spread(list_tail_accuracies(result.groups[attack])) if attack in result.groups else NOTHING
+    return spread(result.by_seed.get(attack, {}).values())
+
+
+def _interval(result: DefenseResult) -> str:
+    known = result.interval_lost(result.worst[0]) if result.worst else None
+    return NOTHING if known is None else "{:.1f} to {:.1f}".format(*(round(end, 1) + 0.0 for end in known))
+
+
+def _collapses(result: DefenseResult) -> str:
+    return NOTHING if result.collapses is None else "{} of {}".format(*result.collapses)
 
 
 def _points(lost: float | None) -> str:
@@ -132,3 +213,14 @@ def _points(lost: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1%}"
+
+
+_COMPARED: dict[str, Callable[[DefenseResult], str]] = {
+    "Worst attack": lambda result: result.worst[0] if result.worst else NOTHING,
+    "Lost, worst case": lambda result: _points(result.lost(result.worst[1])) if result.worst else NOTHING,
+    INTERVAL: _interval,
+    "Collapses": _collapses,
+    WORST_CLASS: lambda result: _share(result.lowest_of("worst_class", result.attacked)),
+    "Lost, no attack": lambda result: _points(result.lost(result.lowest_under(NONE))),
+    "Honest rejected, no attack": lambda result: _share(result.mean_of("honest_rejected", result.attacks_named(NONE))),
+}

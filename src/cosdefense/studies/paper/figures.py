@@ -14,12 +14,14 @@ from ...report.curves import curves, explain_bands, lines, pickable
 from ...report.figure import Entry, Figure, Panel
 from ...report.figures import confusion, rejections, scores
 from ...report.groups import Group, under
-from ...report.heatmaps import heat_map
+from ...report.heatmaps import HUES, heat_map
 from ...report.theme import PALETTE, TRUTH, colors, dashes
 from .bars import draw_bar_figures, list_entries
 from .chart_data import WINDOW, layer_rows, trace_rows
 from .tables import case
 from .views import DEFENSES, ROUNDS, Paper, View, parse_printed, views
+
+HONEST_REJECTED = "Honest updates rejected"  # how the title of its heat map begins
 
 
 def draw_paper_figures(paper: Paper) -> dict[str, Figure]:
@@ -130,11 +132,11 @@ def _heat_maps(paper: Paper) -> Figure:
         (f"Final accuracy {attack}", _cells(attacked, None)),
         ("Final accuracy without an attack", _cells(clean, None)),
         (f"Malicious updates rejected {attack}", _cells(tested_once, "malicious_rejected")),
-        (f"Honest updates rejected {attack}", _cells(tested_once, "honest_rejected")),
+        (f"{HONEST_REJECTED} {attack}", _cells(tested_once, "honest_rejected")),
     ]
     panels = tuple(_heat_map(title, rows) for title, rows in panel_rows if rows)
-    caption = "Every cell is the mean over seeds."
-    return Figure("grid", "Every defense on every dataset", caption, panels, 360, min(2, len(panels) or 1))
+    caption, columns = "Every cell is the mean over seeds.", min(2, len(panels) or 1)
+    return Figure("grid", "Every defense on every dataset", caption, panels, 360, columns, marks=HUES, own_colors=True)
 
 
 def _cells(shown: Sequence[View], key: str | None) -> list[Row]:
@@ -152,4 +154,5 @@ def _cells(shown: Sequence[View], key: str | None) -> list[Row]:
 
 def _heat_map(title: str, rows: list[Row]) -> Panel:
     description = "; ".join(f"{row['defense']} on {row['dataset']} {row['share']:.1%}" for row in rows)
-    return heat_map(title, f"{title}: {description}.", rows, "dataset", DEFENSES)
+    is_bad = title.startswith(HONEST_REJECTED)
+    return heat_map(title, f"{title}: {description}.", rows, "dataset", DEFENSES, is_bad=is_bad)
