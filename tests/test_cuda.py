@@ -89,7 +89,7 @@ def moved(state: State, like: State) -> State:
 
 RULES = [
     "cosdefense", "krum", "clipping-median", "trimmed-mean", "fltrust", "bygars", "bygars++", "sageflow", "diversefl",
-    "rffl", "foolsgold", "pca-clustering", "fat", "factions",
+    "rffl", "foolsgold", "pca-clustering", "fat", "factions", "two-references",
 ]  # fmt: skip
 
 

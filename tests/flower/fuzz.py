@@ -60,6 +60,7 @@ DEFENSES: dict[str, Callable[[], Defense | Filter]] = {
     "centered clipping": lambda: Defense((), CenteredClipping()),
     "bulyan": lambda: Defense((), Bulyan()),
     "factions": PRESETS["factions"],
+    "two-references": PRESETS["two-references"],
     "clipping-median": PRESETS["clipping-median"],
     "weak-dp": PRESETS["weak-dp"],
 }

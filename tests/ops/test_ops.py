@@ -74,6 +74,22 @@ def test_cosine_at_any_size(size: float) -> None:
     assert float(ops.cosine(values, torch.tensor([1.0, 0.0], dtype=torch.float64))[0]) == pytest.approx(0.6)
 
 
+@given(rows)
+def test_cosines_with_references_are_those_of_every_pair(values: list[list[float]]) -> None:
+    found = torch.tensor(values, dtype=torch.float64)
+    references = torch.stack([found[0], torch.ones_like(found[0]), torch.zeros_like(found[0])])
+    compared = ops.cosines_with(found, references)
+    for j, reference in enumerate(references):
+        assert compared[:, j].tolist() == pytest.approx(ops.cosine(found, reference).tolist(), abs=1e-12)
+
+
+def test_cosines_with_references_of_huge_rows() -> None:
+    values = torch.tensor([[1.5e308, 1.5e308], [3e-300, 4e-300]], dtype=torch.float64)
+    assert ops.cosines_with(values, torch.tensor([[1.0, 0.0]]))[:, 0].tolist() == pytest.approx([0.5**0.5, 0.6])
+    halves = torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.bfloat16)
+    assert ops.cosines_with(halves, torch.tensor([[1.0, 0.0]]))[:, 0].tolist() == pytest.approx([0.6, 0])
+
+
 def test_cosines() -> None:
     # (1, 0), (3, 4), (−2, 0), nothing: 0.6, −1 and −0.6, and nothing has an angle to nothing.
     values = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-2.0, 0.0], [0.0, 0.0]])

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, State
-from ..ops import cosine, cosines, median_of, row_norms, weighted_sum
+from ..ops import cosines, cosines_with, median_of, row_norms, weighted_sum
 from .near_duplicates import count_duplicates, typical_cosine
 
 AGREE = 0.6  # cos 53°: whoever has it with one of several updates with mutual cosines of 0.8 opposes none of them
@@ -66,7 +66,8 @@ class TwoReferences(Filter):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         memory: ReferenceMemory = state
-        rows, similarity = cohort.trainable(), cosines(cohort.trainable())
+        rows = cohort.trainable()
+        norms, similarity = row_norms(rows).double(), cosines(rows)
         now = typical_cosine(similarity)
         baseline = memory.baseline if memory.baseline is not None else now
         votes = torch.ones_like(similarity[0])
@@ -77,30 +78,24 @@ class TwoReferences(Filter):
             agreement = _relative(_cosine_with_members(similarity, majority))
             weights = torch.where(majority, 1, votes) * _soften(agreement, 1.0)
         else:
-            agreement = self._compare(cohort, memory.mean)
+            agreement = _compare(cohort, memory.mean)
             weights = votes * _soften(agreement, self.tolerance)
         if not bool((weights > 0).any()):
             weights = votes
         judgment = Judgment((-agreement).to(cohort.weights), weights.to(cohort.weights))
-        return judgment, self._remember(memory, rows, votes, now)
-
-    def _compare(self, cohort: Cohort, mean: Float[Tensor, " t"] | None) -> Float[Tensor, " n"]:
-        """How much each update agrees with the reference that it agrees with more."""
-        rows, model = cohort.trainable(), cohort.params[: cohort.layout.n_trainable]
-        if mean is None:  # in the first round the model alone says nothing yet
-            return torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-        recent = _relative(cosine(rows, mean).double())
-        if not bool(model.any()):
-            return recent
-        return torch.maximum(recent, _relative(cosine(rows, model).double()))
+        return judgment, self._remember(memory, rows, norms, votes, now)
 
     def _remember(
-        self, memory: ReferenceMemory, rows: Float[Tensor, "n t"], votes: Float[Tensor, " n"], now: float | None
+        self,
+        memory: ReferenceMemory,
+        rows: Float[Tensor, "n t"],
+        norms: Float[Tensor, " n"],
+        votes: Float[Tensor, " n"],
+        now: float | None,
     ) -> ReferenceMemory:
         baseline = memory.baseline
         if now is not None:
             baseline = now if baseline is None else 0.95 * baseline + 0.05 * now
-        norms = row_norms(rows).double()
         typical = median_of(norms[norms > 0]) if bool((norms > 0).any()) else None
         if typical is None:  # nobody sent anything
             return replace(memory, baseline=baseline)
@@ -111,6 +106,16 @@ class TwoReferences(Filter):
         if memory.mean is not None:
             mean = torch.lerp(mean, memory.mean, kept)
         return ReferenceMemory(mean, memory.n_rounds + 1, baseline)
+
+
+def _compare(cohort: Cohort, mean: Float[Tensor, " t"] | None) -> Float[Tensor, " n"]:
+    """How much each update agrees with the reference that it agrees with more."""
+    if mean is None:  # in the first round the model alone says nothing yet
+        return torch.zeros(len(cohort), dtype=torch.float64, device=cohort.updates.device)
+    references = [mean, cohort.params[: cohort.layout.n_trainable].to(mean)]
+    compared = cosines_with(cohort.trainable(), torch.stack(references))
+    recent, whole = _relative(compared[:, 0]), _relative(compared[:, 1])
+    return torch.maximum(recent, whole) if bool(references[1].any()) else recent
 
 
 def _find_majority(similarity: Float[Tensor, "n n"]) -> Bool[Tensor, " n"]:

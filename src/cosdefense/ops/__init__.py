@@ -11,7 +11,7 @@ No operation copies all rows. It needs a block, a result, or n × n numbers besi
 
 from .clusters import largest_mode, majority_component
 from .coordinatewise import kth_largest, mean_near_median, median, sign_sum, trimmed_mean
-from .cosines import cosine, cosine_distances, cosines
+from .cosines import cosine, cosine_distances, cosines, cosines_with
 from .density_clusters import density_clusters
 from .distances import manhattan_distances, squared_distances
 from .finite import finite_rows, stays_finite
@@ -29,6 +29,7 @@ __all__ = [
     "cosine",
     "cosine_distances",
     "cosines",
+    "cosines_with",
     "count_groups",
     "density_clusters",
     "finite_rows",

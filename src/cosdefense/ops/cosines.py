@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .blocks import columns_per_block, float64_blocks, row_ranges
+from .blocks import column_ranges, columns_per_block, float64_blocks, row_ranges
 from .distances import squared_distances
 from .inner_products import inner_products
 from .norms import largest_magnitudes, row_norms
@@ -21,6 +23,27 @@ def cosine(rows: Float[Tensor, "n k"], reference: Float[Tensor, " k"]) -> Float[
     rows, unit = rows.detach(), _normalize(reference.detach()[None])
     pieces = map_in_threads(lambda some: _normalize(rows[some]).mul_(unit).sum(dim=1), row_ranges(rows))
     return torch.cat(list(pieces)).clamp(-1, 1).to(compute_dtype(rows.dtype))
+
+
+def cosines_with(rows: Float[Tensor, "n k"], references: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:
+    """Cosine between every row and every reference, in float64; 0 where either is zero.
+
+    All references are compared in one pass over the rows.
+    """
+    rows, units, scale = rows.detach(), _normalize(references.detach()), largest_magnitudes(rows)
+
+    def multiply(where: slice) -> Tensor:
+        total = torch.zeros(len(rows), 1 + len(units), dtype=torch.float64, device=rows.device)
+        pieces = torch.split(units[:, where], columns_per_block(rows), dim=1)
+        for wide, piece in zip(float64_blocks(rows[:, where]), pieces, strict=True):
+            wide = wide if scale is None else wide.div_(scale)
+            total[:, 1:].addmm_(wide, piece.T)
+            total[:, 0] += torch.linalg.vector_norm(wide, dim=1).square_()
+        return total
+
+    squares, *products = reduce(Tensor.add_, map_in_threads(multiply, column_ranges(rows))).unbind(dim=1)
+    norms = torch.where(squares > 0, squares, 1).sqrt()
+    return (torch.stack(products, dim=1) / norms[:, None]).clamp(-1, 1)
 
 
 def cosines(rows: Float[Tensor, "n k"], origin: Float[Tensor, " k"] | None = None) -> Float[Tensor, "n n"]:
