@@ -35,21 +35,14 @@ from cosdefense.simulation.evaluation import Evaluation, evaluate
 from cosdefense.simulation.loop import Round, Snapshot, simulate
 from cosdefense.simulation.schedule import Schedule
 from cosdefense.simulation.world import World
-from cosdefense.training.executor import train_batched
 from cosdefense.training.server_data import ServerData
 from cosdefense.training.task import Task
 from shapes import THOROUGH
 from worlds import digits_world, mlp_world
 
-pytestmark = pytest.mark.slow  # trains for many rounds
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("batched_training")]  # trains for many rounds
 
 Options = dict[str, float | int | None]
-
-
-@pytest.fixture(autouse=True)
-def batched_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All clients train as one computation, as on a GPU: the same within rounding, in half the time."""
-    monkeypatch.setattr("cosdefense.simulation.client_training.train_clients", train_batched)
 
 
 @dataclass(frozen=True)
