@@ -40,7 +40,7 @@ from cosdefense.training.task import Task
 from shapes import THOROUGH
 from worlds import digits_world, mlp_world
 
-pytestmark = pytest.mark.slow  # trains for many rounds
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("batched_training")]  # trains for many rounds
 
 Options = dict[str, float | int | None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,6 +21,9 @@ Arrays = Mapping[str, NDArray]
 # Flower allows messages only inside a run, so this process claims to be one.
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 NODES = tuple(2**63 + 11 * k if k % 2 else 100 + k for k in range(8))  # node ids use all 64 bits
+# The nodes of a grid answer in threads, and numpy parses headers with `ast`: two threads that do so at once can get
+# "SystemError: AST constructor recursion depth mismatch" from Python 3.11 (python/cpython#106905).
+PARSING = threading.RLock()
 
 
 def model(seed: int = 0) -> dict[str, NDArray]:
@@ -55,7 +59,8 @@ def trained(start: Arrays, node: int, server_round: int = 1, size: float = 0.01)
 
 def to_arrays(arrays: Any) -> dict[str, NDArray]:
     """The numpy arrays of a record."""
-    return {name: array.numpy() for name, array in arrays.items()}
+    with PARSING:
+        return {name: array.numpy() for name, array in arrays.items()}
 
 
 def content(arrays: Arrays | None, metrics: Mapping[str, Any]) -> RecordDict:

@@ -46,10 +46,8 @@ APP = Path(__file__).parents[2] / "examples" / "flower"
 STEPS = Path(__file__).parent / "steps_app"
 MALICIOUS, HONEST = ("malicious-0",), tuple(f"honest-{i}" for i in range(4))
 NODES = MALICIOUS + HONEST
-SUPERNODES, VICTIM = (
-    NODES[:3],
-    NODES[2],
-)  # the other nodes are in this process: a SuperNode starts Python for each message
+# The other nodes are in this process: a SuperNode starts Python for each message.
+SUPERNODES, VICTIM = NODES[:2], NODES[1]
 LATE = "late"
 RECEIVED, COMPLETE = "Receiving: train message", "Received successfully"  # in the log of a node
 TIMEOUT = 600.0  # seconds; on an idle computer nothing here takes more than half a minute
@@ -85,7 +83,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 @dataclass(frozen=True)
 class Federation:
-    """Five nodes, three of them SuperNodes. One SuperNode is malicious when it runs the example."""
+    """Five nodes, two of them SuperNodes. One SuperNode is malicious when it runs the example."""
 
     running: Loopback
     certificates: Certificates

@@ -118,6 +118,10 @@ def test_a_hanging_pull_does_not_delay_the_others(n_hanging: int, n_threads: int
 
 def test_a_hanging_pull_blocks_one_thread_in_all_rounds() -> None:
     run_federation(replace_behavior(NODES[:2], hang), rounds=3, deadline=0.3, limits=PullLimits(grace=0.3))
+    end = time.monotonic() + 300
+    while len(pull_threads()) > 2:  # those of the other nodes end a moment after their last pull
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert len(pull_threads()) == 2
 
 
@@ -144,14 +148,18 @@ def test_replies_are_pulled_at_the_same_time() -> None:
 
 
 def test_the_number_of_pulls_at_the_same_time_is_limited() -> None:
+    """The first three pulls are under way together, and never more than three."""
     under_way, most = Counter[str](), 0
-    lock = threading.Lock()
+    lock, together = threading.Lock(), threading.Barrier(3, timeout=300)
 
     def count(message: Message) -> Message:
         nonlocal most
         with lock:
             under_way["pulls"] += 1
-            most = max(most, under_way["pulls"])
+            under_way["all"] += 1
+            most, is_first = max(most, under_way["pulls"]), under_way["all"] <= 3
+        if is_first:
+            together.wait()
         time.sleep(0.05)
         with lock:
             under_way["pulls"] -= 1

@@ -141,7 +141,7 @@ def test_three_processes_give_the_same_bits_as_one_and_do_every_run_once(
 def test_one_attack_with_two_schedules_is_two_runs(tmp_path: Path) -> None:
     """As in the arena, where the same attack also starts late, under another label."""
     (tmp_path / "tiny.toml").write_text(TINY)
-    early = next(load(tmp_path / "tiny.toml", ["training.rounds=1"]).cells())
+    early = next(load(tmp_path / "tiny.toml", ["training.rounds=2"]).cells())
     late = replace(
         early,
         schedule=replace(early.schedule, attack_start=1),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federations import NODES as ALL_NODES
-from federations import LocalGrid, content, model, record, reply, to_arrays, trained
+from federations import PARSING, LocalGrid, content, model, record, reply, to_arrays, trained
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
@@ -72,7 +72,8 @@ class Federation:
         app = ClientApp(mods=[secure_mod])
         app.train()(self.apps.get(node, train))
         received = make_message(message.metadata, content=RecordDict(dict(message.content)))
-        answer = app(received, make_context(node, config))
+        with PARSING:
+            answer = app(received, make_context(node, config))
         body = None if answer.has_error() else answer.content
         answer = reply(message, body, answer.error if answer.has_error() else None)
         self.replies.append(answer)

@@ -14,7 +14,7 @@ from cosdefense.simulation.loop import simulate
 from cosdefense.simulation.world import World
 from worlds import digits_world, mlp_world
 
-pytestmark = pytest.mark.slow  # trains for many rounds
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("batched_training")]  # trains for many rounds
 
 
 def train(
