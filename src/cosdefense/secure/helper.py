@@ -99,7 +99,6 @@ class Helper:
         for report in reports.reports:
             keys = report.keys(current.ticket)
             outcome, seed = self._open(report, keys, current, seen)
-            seen.add(report.node)
             found.append((outcome, seed, None if seed is None else self._answer(report, keys, seed, current)))
         current.body, current.reports = body, reports.reports
         current.seeds = tuple(seed for _, seed, _ in found)
@@ -147,17 +146,19 @@ class Helper:
         return self._round
 
     def _open(
-        self, report: SealedReport, keys: ReportKeys, current: _Round, seen: Collection[bytes]
+        self, report: SealedReport, keys: ReportKeys, current: _Round, seen: set[bytes]
     ) -> tuple[Outcome, bytes | None]:
         if report.node not in current.roster:
             return Outcome.UNKNOWN_NODE, None
-        if report.node in seen:
-            return Outcome.REPEATED_NODE, None
         if not report.claim.is_possible(current.request.terms):
             return Outcome.MALFORMED, None
         transcript = keys.transcript(report.claim, report.rest)
         if not report.is_signed(transcript):
             return Outcome.UNSIGNED, None
+        # Only after the signature: what others send under a node's key must not cost the node its own report.
+        if report.node in seen:
+            return Outcome.REPEATED_NODE, None
+        seen.add(report.node)
         seed = current.key.unseal(report.sealed, transcript)
         if seed is None or len(seed) != KEY or digest("seed", seed) != report.seed:
             return Outcome.UNSEALED, None
