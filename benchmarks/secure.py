@@ -110,7 +110,7 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
     keys = [Ed25519PrivateKey.generate() for _ in range(n)]
     nodes = tuple(key.public_key().public_bytes_raw() for key in keys)
     helper = MeasuredHelper(Helper(Ed25519PrivateKey.generate(), nodes, Policy(norms=True)))
-    defended = Defended(plain(n), secure, helper=helper, head="head.weight")
+    defended = Defended(plain(n), secure, helper=helper, run_config={}, head="head.weight")
     prepare(defended, n, model)
     assert defended.leader is not None
     assert defended.leader.current is not None

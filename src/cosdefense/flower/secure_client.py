@@ -90,7 +90,7 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     settings.check(record.terms)
     model = SentModel.of(to_numpy(_get_arrays(message)), record.layer)
     parts = ModelParts(model.layout, model.layout.find_layer(record.layer))
-    others = digest_others(message, model.arrays, model.layout)
+    others = digest_others(message, model.arrays, model.layout, context.run_config)
     _check_model(model, parts, record, settings.helper, others)
     reply = call_next(message, context)
     if reply.has_error():
