@@ -192,7 +192,10 @@ class Helper:
         return replace(settled, head=total[0], words=total[1])
 
     def _save(self, state: HelperState) -> None:
-        state.save(self._path)
+        try:
+            state.save(self._path)
+        except OSError as error:  # a full disk: nothing leaves that is not remembered
+            raise Refused(f"the helper's state cannot be written: {error.strerror}") from error
         self._state = state
 
 

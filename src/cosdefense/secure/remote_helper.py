@@ -14,7 +14,6 @@ from .exchange import TOTAL, Checks, Reports, Settled, TicketRequest
 from .leader import HelperUnreachable
 from .messages import Malformed
 from .policy import Refused
-from .proof import ELEMENT
 from .ticket import Ticket
 
 T = TypeVar("T")
@@ -63,7 +62,7 @@ class RemoteHelper:
 
     def check_reports(self, reports: Reports) -> Checks:
         shape = self._current().shape
-        most = 64 + len(reports.reports) * (shape.answers * ELEMENT + 64)
+        most = 4096 + len(reports.reports) * Checks.count_bytes(shape)
         answer = self._post("/reports", reports.to_bytes(), most)
         return _read(lambda: Checks.from_bytes(answer, shape))
 
@@ -103,7 +102,7 @@ class RemoteHelper:
                         raise HelperUnreachable(f"the helper's answer to {path} is longer than {most} bytes")
         except (httpx.HTTPError, ssl.SSLError) as error:
             raise HelperUnreachable(f"the helper does not answer {path}: {error}") from error
-        if response.status_code in (400, 409):
+        if response.status_code in (400, 409, 413):
             raise Refused(answer.decode("utf-8", "replace"))
         if response.status_code != 200:
             raise HelperUnreachable(f"the helper answered {path} with status {response.status_code}")
