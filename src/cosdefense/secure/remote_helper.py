@@ -45,13 +45,7 @@ class RemoteHelper:
     ) -> None:
         if not address.startswith("https://"):
             raise ValueError(f'a helper\'s address must start with "https://", got {address!r}')
-        certificate, self._retry_seconds = Path(certificate), retry_seconds
-        for path in (certificate, certificate.with_suffix(".key"), Path(helper_certificate)):
-            if not path.is_file():  # ssl's own error does not name the file
-                raise FileNotFoundError(f"{path} is needed to connect to the helper, and does not exist")
-        context = ssl.create_default_context(cafile=str(helper_certificate))
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        context, self._retry_seconds = make_context(Path(certificate), Path(helper_certificate)), retry_seconds
         self._client = httpx.Client(base_url=address, verify=context, timeout=timeout, trust_env=False)
         self._request: TicketRequest | None = None
 
@@ -107,6 +101,17 @@ class RemoteHelper:
         if response.status_code != 200:
             raise HelperUnreachable(f"the helper answered {path} with status {response.status_code}")
         return bytes(answer)
+
+
+def make_context(certificate: Path, helper_certificate: Path) -> ssl.SSLContext:
+    """TLS with the leader's certificate, to a helper with the given one and no other."""
+    for path in (certificate, certificate.with_suffix(".key"), helper_certificate):
+        if not path.is_file():  # ssl's own error does not name the file
+            raise FileNotFoundError(f"{path} is needed to connect to the helper, and does not exist")
+    context = ssl.create_default_context(cafile=str(helper_certificate))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    return context
 
 
 def _read(read: Callable[[], T]) -> T:

@@ -118,7 +118,9 @@ def serve(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = HelperConfig.load(path)
     with lock_state(config.state):
-        _serve(config)
+        settings = configure_server(config)
+        LOG.info("listening on %s:%d for %d nodes", config.host, config.port, len(config.read_roster()))
+        uvicorn.Server(settings).run()
 
 
 @contextmanager
@@ -132,7 +134,12 @@ def lock_state(state: Path) -> Iterator[None]:
         yield
 
 
-def _serve(config: HelperConfig) -> None:
+def configure_server(config: HelperConfig) -> uvicorn.Config:
+    """The service behind TLS that knows the leader's certificate alone."""
+    files = (config.certificate, config.certificate_key, config.leader_authority)
+    for path in files:  # ssl's own errors do not name the file
+        if not path.is_file():
+            raise BadSettings(f"{path} is needed, and does not exist")
     settings = uvicorn.Config(
         HelperService(config).app(),
         host=config.host,
@@ -141,11 +148,15 @@ def _serve(config: HelperConfig) -> None:
         ssl_keyfile=config.certificate_key,
         ssl_ca_certs=str(config.leader_authority),
         ssl_cert_reqs=ssl.CERT_REQUIRED,
+        ws="none",  # nobody needs them here
         log_level="warning",
         access_log=False,
     )
-    settings.load()
+    try:
+        settings.load()
+    except ssl.SSLError as error:
+        names = ", ".join(map(str, files))
+        raise BadSettings(f"one of {names} is no certificate, or not the key of its certificate: {error}") from error
     assert settings.ssl is not None
     settings.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-    LOG.info("listening on %s:%d for %d nodes", config.host, config.port, len(config.read_roster()))
-    uvicorn.Server(settings).run()
+    return settings
