@@ -30,6 +30,7 @@ from cosdefense.secure.encoding import Encoded, decode_mean, encode_public_head
 from cosdefense.secure.exchange import Outcome
 from cosdefense.secure.leader import Opened, open_round
 from cosdefense.secure.proof import P
+from cosdefense.secure.rounds import run_in_the_clear
 from cosdefense.secure.rule import decide
 from cosdefense.secure.statements import claim
 from cosdefense.secure.terms import Terms
@@ -97,6 +98,17 @@ def test_the_mean_is_that_of_the_updates() -> None:
     mean = np.concatenate(decode_mean(opened.head, opened.words, opened.decision.n_accepted, example.terms))
     assert np.abs(mean - rows.mean(axis=0)).max() <= 2.0**-example.terms.buffer_fraction
     assert np.abs(mean - rows.mean(axis=0))[:14].max() <= 2.0**-example.terms.fraction
+
+
+def test_the_twins_sums_of_heads_do_not_overflow() -> None:
+    """300 heads at the limit of their format, each counted 256 times, need more than 64 bits."""
+    terms = replace(SCALED, clients=300, clip=1024.0)
+    row = np.concatenate([np.full(terms.head, 128.0), np.zeros(terms.weights)])
+    theta = [1] * terms.head
+    encoded = [encode_update(row, theta, terms)] * terms.clients
+    sums = run_in_the_clear(encoded, None, None, theta, terms, None).sums  # type: ignore[arg-type]
+    assert sums is not None
+    assert list(sums[0]) == [300 * 256 * 2**47] * terms.head
 
 
 def test_every_subset_of_clients_may_be_missing() -> None:
