@@ -106,6 +106,13 @@ def test_ties_accept_everybody() -> None:
     assert decide(as_claims([5, 22, 5, 5]), TERMS, None).weights == (1, 0, 1, 1)
 
 
+def test_claims_mean_nothing_where_the_global_head_is_zero() -> None:
+    """No statement is about them then, so that a client can claim anything."""
+    decision = decide(as_claims([0, 1 << 24, 7, 0]), TERMS, None, with_cosine=False)
+    assert decision.weights == (1, 1, 1, 1)
+    assert decision.scores == (0.0, 0.0, 0.0, 0.0)
+
+
 def test_smallest() -> None:
     assert [smallest_opening(0.2, n) for n in (3, 5, 10, 100)] == [3, 3, 4, 22]
     assert smallest_opening(0.3, 10) == 5
@@ -142,6 +149,8 @@ def test_terms_survive_json_and_refuse_everything_else() -> None:
     for text in (
         "", "[]", "{}", "null", '{"version":2}', "[" * 100_000, good + " ", good.replace("8.0", "8"),
         good.replace('"smallest":3', '"smallest":2'), good.replace('"smallest":3', '"smallest":true'),
+        good[:-1] + ',"smallest":3}', good.replace('"smallest":3', '"smallest":2,"smallest":3'),  # a key twice
+        good.replace('"clients":5', f'"clients":{"9" * 5000}'), good.replace('"head":8', '"head":-8'),
         clipped.replace("4.0", "NaN"), clipped.replace("4.0", "1e300"), clipped.replace("4.0", "-4.0"),
     ):  # fmt: skip
         with pytest.raises(RefusedTerms):

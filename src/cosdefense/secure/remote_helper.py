@@ -90,7 +90,7 @@ class RemoteHelper:
         answer = bytearray()
         try:
             with self._client.stream("POST", path, content=body) as response:
-                for piece in response.iter_bytes():
+                for piece in response.iter_raw():  # nothing is decompressed: the limit is on what arrives
                     answer += piece
                     if len(answer) > most:
                         raise HelperUnreachable(f"the helper's answer to {path} is longer than {most} bytes")

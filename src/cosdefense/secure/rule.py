@@ -46,8 +46,9 @@ def decide(claims: Sequence[Claim], terms: Terms, memory: float | None, *, with_
         return _refuse(claims, memory, f"{len(claims)} valid reports, and the quorum is {terms.quorum}")
     factors, after = _norm_limit([c.length for c in claims], terms, memory)
     passed = [i for i, factor in enumerate(factors) if factor]
-    cosines = [claims[i].cosine for i in passed]
-    kept = dict(zip(passed, _accept(cosines, terms) if with_cosine else [True] * len(passed), strict=True))
+    # Without a cosine there is no statement about it: what a client claims means nothing.
+    cosines = [claims[i].cosine if with_cosine else 0 for i in passed]
+    kept = dict(zip(passed, _accept(cosines, terms), strict=True))
     weights = tuple(factor if kept.get(i, False) else 0 for i, factor in enumerate(factors))
     scores = [math.nan] * len(claims)
     for i, score in zip(passed, _scale(cosines), strict=True):
