@@ -35,8 +35,10 @@ def config(tmp_path: Path) -> HelperConfig:
     make_certificate(tmp_path / "leader.crt", "leader", 3, server=False)
     make_signing_key(tmp_path / "identity.pem")
     (tmp_path / "nodes.toml").touch()
-    names = ("helper.crt", "leader.crt", "identity.pem", "nodes.toml", "helper.state")
-    return HelperConfig("localhost", 1, *(tmp_path / name for name in names), Policy())
+    names = ("certificate", "leader_authority", "identity", "roster", "state")
+    files = ("helper.crt", "leader.crt", "identity.pem", "nodes.toml", "helper.state")
+    paths = {name: tmp_path / file for name, file in zip(names, files, strict=True)}
+    return HelperConfig("localhost", 1, **paths, policy=Policy())
 
 
 def make_child(issuer: Path, path: Path) -> Path:

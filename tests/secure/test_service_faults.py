@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secure_examples import TERMS as USUAL
 from secure_examples import Example, draw_head, draw_updates, encode_update, request
 
-from cosdefense.secure.exchange import Checks, Outcome, Reports
+from cosdefense.secure.exchange import Checks, Outcome, Reports, Settled
 from cosdefense.secure.halves import Answers
 from cosdefense.secure.helper_config import HelperConfig
 from cosdefense.secure.helper_state import HelperState
@@ -101,6 +101,26 @@ def test_the_largest_messages_that_are_allowed_fit(site: Site) -> None:
     largest = Answers([P - 1] * REQUEST.shape.answers, bytes(32))
     full = Checks(1, (Outcome.VALID,) * TERMS.clients, (largest,) * TERMS.clients)
     assert len(full.to_bytes()) == 16 + TERMS.clients * Checks.count_bytes(REQUEST.shape) == len(checks.to_bytes())
+
+
+def test_settlements_at_the_same_time_give_one_sum(site: Site) -> None:
+    """A leader that asks for two different sets at once gets one of them."""
+    _, checks = begin(site)
+    sets = [
+        Checks(checks.number, (*checks.outcomes[:i], Outcome.MISSING, *checks.outcomes[i + 1 :]),
+               (*checks.answers[:i], None, *checks.answers[i + 1 :]))
+        for i in range(5)
+    ]  # fmt: skip
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(site.app), base_url="http://helper") as client:
+            return await asyncio.gather(*(client.post("/settle", content=each.to_bytes()) for each in sets))
+
+    answers = asyncio.run(ask())
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409, 409]
+    (given,) = (Settled.from_bytes(answer.content, TERMS) for answer in answers if answer.status_code == 200)
+    assert given.words is not None
+    assert sum(weight > 0 for weight in given.weights) == 4
 
 
 def test_a_reason_is_short(site: Site) -> None:
