@@ -100,6 +100,16 @@ def test_norm_limit_is_that_of_the_filter() -> None:
     assert compared > 15
 
 
+def test_a_model_that_no_longer_changes_has_another_round() -> None:
+    """All norms are zero: the running median falls, and stays where terms can express it."""
+    assert SCALED.norm_limit is not None
+    terms = replace(SCALED, norm_limit=replace(SCALED.norm_limit, started=True))
+    for _ in range(400):
+        decision = decide([Claim(5, 1)] * 5, terms, terms.clip)
+        terms = replace(terms, clip=decision.memory)
+    assert terms.clip == 2.0**-20
+
+
 def test_ties_accept_everybody() -> None:
     assert decide(as_claims([5, 5, 5, 5]), TERMS, None).weights == (1, 1, 1, 1)
     assert decide(as_claims([5, 21, 5, 5]), TERMS, None).weights == (1, 1, 1, 1)

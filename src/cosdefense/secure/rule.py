@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .statements import Claim
-from .terms import STEPS, Terms
+from .terms import SHORTEST, STEPS, Terms
 
 TIE = 16  # cosines this close mean nothing: CosDefense's tolerance of 8 · 2**−23, in units of 2**−24
 MAD = Fraction("1.4826")  # the scaled median absolute deviation equals the standard deviation for normal scores
@@ -110,7 +110,8 @@ def _norm_limit(lengths: Sequence[int], terms: Terms, memory: float | None) -> t
     now = min(_median(accepted), 2 * middle)
     current = float(now) * unit
     # `core.running_average`, without torch, which a helper does not need.
-    return factors, current if memory is None else limit.decay * memory + (1 - limit.decay) * current
+    average = current if memory is None else limit.decay * memory + (1 - limit.decay) * current
+    return factors, max(SHORTEST, average)  # a model that no longer changes: the next round needs terms all the same
 
 
 def _median(values: Sequence[int | Fraction]) -> Fraction:
