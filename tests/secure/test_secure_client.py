@@ -17,8 +17,12 @@ from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
 from secure_federations import NODES, RUN_CONFIG, Federation, defend, make_context, start, train
 
+from cosdefense import Defense
+from cosdefense.aggregators import Mean
+from cosdefense.filters import CosDefense
 from cosdefense.flower import secure_mod
 from cosdefense.flower.secure_record import KEY, SecureRecord
+from cosdefense.secure import Secure
 
 
 @pytest.fixture
@@ -145,6 +149,9 @@ def test_a_node_decides_what_it_takes_part_in(federation: Federation) -> None:
     message = ask(federation)
     for config, needed in (
         ({"secure_smallest": 4}, "sums of 3 clients may be opened, and this node needs 4"),
+        ({"secure_head": 19}, "the cosine of 18 coordinates would be opened, and this node needs 19"),
+        ({"secure_head": 0}, "ValueError"),
+        ({"secure_head": "16"}, "ValueError"),
         ({"secure_smallest": 2}, "ValueError"),
         ({"secure_smallest": True}, "ValueError"),
         ({"secure_norms": "yes"}, "ValueError"),
@@ -156,10 +163,18 @@ def test_a_node_decides_what_it_takes_part_in(federation: Federation) -> None:
         check_error(answer(federation, message, RecordDict(dict(message.content)), **config), needed)
 
 
+def test_a_head_of_few_coordinates_is_refused(federation: Federation) -> None:
+    """The server names the tensor whose cosine is opened. That of three numbers says nearly all about them."""
+    defense = Secure(Defense((CosDefense("head.bias"),), Mean()), colluders=0.0)
+    arrays = model() | {"head.bias": np.ones(3, np.float32)}
+    defended = defend(federation, defense)
+    message = next(iter(defended.configure_train(1, record(arrays), ConfigRecord(), federation.grid())))
+    check_error(answer(federation, message, RecordDict(dict(message.content))), "the cosine of 3 coordinates")
+    assert not answer(federation, message, RecordDict(dict(message.content)), secure_head=3).has_error()
+
+
 def test_norms_are_opened_only_if_the_node_agrees(federation: Federation) -> None:
     from test_secure_flower import LIMITED
-
-    from cosdefense.secure import Secure
 
     defended = defend(federation, Secure(LIMITED, colluders=0.0))
     message = next(iter(defended.configure_train(1, start(), ConfigRecord(), federation.grid())))

@@ -32,7 +32,7 @@ smallest = 3                       # the fewest clients in a sum: two more than 
 quorum = 3                         # the fewest valid reports
 max_clients = 1000
 max_coordinates = 50_000_000
-max_settlements = 2                # sums on one model; the second is for a leader that lost the first
+max_settlements = 2                # sums in a row on one model; the second is for a leader that lost the first
 norms = false                      # whether norms of updates may be opened, which NormLimit needs
 """
 
