@@ -304,6 +304,25 @@ def test_a_helper_cannot_fill_the_leaders_memory(site: Site, encoding: str) -> N
     assert stream.n_sent < 1 << 17
 
 
+def test_a_helper_that_needs_longer_than_the_timeout_is_asked_again(site: Site) -> None:
+    """It answers the same request from memory then."""
+    helper = RemoteHelper(site.address, site.folder / "leader.crt", site.folder / "helper-ca.crt", retry_seconds=0.9)
+    real, asked = helper._client, list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) == 1:
+            time.sleep(0.6)  # more than is left of the time for repetitions
+            raise httpx.ReadTimeout("late")
+        return httpx.Response(200, stream=httpx.ByteStream(ticket))
+
+    with real:
+        ticket = real.post("/ticket", content=request(TERMS, HEAD).to_bytes()).content
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url=site.address) as helper._client:
+        assert helper.issue_ticket(request(TERMS, HEAD)).to_bytes() == ticket
+    assert asked == ["/ticket", "/ticket"]
+
+
 def test_settings(site: Site) -> None:
     good = (site.folder / "helper.toml").read_text()
     bad = site.folder / "bad.toml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from collections.abc import Callable
@@ -30,8 +31,8 @@ class RemoteHelper:
         address: Such as "https://helper.example.org:8443".
         certificate: The leader's TLS certificate. Its private key lies beside it, with the ending ".key".
         helper_certificate: The helper's TLS certificate, or the authority that signed it.
-        timeout: Seconds to wait for an answer.
-        retry_seconds: How long a request is repeated before the round is given up.
+        timeout: Seconds to wait for an answer. A helper needs about 0.1 for each report of a ResNet-18.
+        retry_seconds: How long a request is repeated after it failed, before the round is given up.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class RemoteHelper:
 
     def _post(self, path: str, body: bytes, most: int) -> bytes:
         """The answer's bytes, at most so many. Repeated while there is none."""
-        end, pause = time.monotonic() + self._retry_seconds, FIRST_PAUSE
+        end, pause = math.inf, FIRST_PAUSE
         while True:
             try:
                 return self._post_once(path, body, most)
             except HelperUnreachable:
+                # From the first failure on: a helper that needs longer than the timeout has the answer ready later.
+                end = min(end, time.monotonic() + self._retry_seconds)
                 if time.monotonic() + pause > end:
                     raise
             time.sleep(pause)
