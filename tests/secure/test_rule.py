@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +167,35 @@ def test_terms_survive_json_and_refuse_everything_else() -> None:
     ):  # fmt: skip
         with pytest.raises(RefusedTerms):
             Terms.from_json(text)
+
+
+WEIRD: list[Any] = [
+    None, True, 0, -1, 1, 3, 2**63, 10**400, 0.0, -0.0, 5e-324, 2.0**-20, 2.0**-21, 1.5, 2.0**20, 1e308,
+    "", "mad", "\ud800",
+    [], [[]], [[4, 64]], [[4, -64]], [[0, 0]] * 50 + [[4, 0]], [[4.0, 0]], {}, {"a": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("terms", [TERMS, SCALED, replace(CLIPPED, buffers=4, units=((4, 0),))])
+def test_weird_terms_are_refused_or_can_be_used(terms: Terms) -> None:
+    """Whatever a leader asks for: a helper that agreed to it must not fail later."""
+    table, used = json.loads(terms.to_json()), 0
+    changed = [{**table, name: value} for name in table for value in WEIRD]
+    if terms.norm_limit is not None:
+        limit = table["norm_limit"]
+        changed += [{**table, "norm_limit": {**limit, name: value}} for name in limit for value in WEIRD]
+    for entry in changed:
+        try:
+            found = Terms.from_json(json.dumps(entry, sort_keys=True, separators=(",", ":")))
+        except RefusedTerms:
+            continue
+        length = 0 if found.norm_limit is None else 256
+        claims = [Claim(cosine, length and length + cosine % 7) for cosine in (0, 5, 9, 1 << 20, 1 << 24)]
+        decision = decide(claims[: found.clients], found, found.clip)
+        assert len(decision.weights) == len(claims[: found.clients])
+        assert statements(claims[0], [1] * found.head, found)
+        used += 1
+    assert used > 20
 
 
 @pytest.mark.parametrize("terms", [TERMS, CLIPPED, SCALED])
