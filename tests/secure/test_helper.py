@@ -64,6 +64,10 @@ def test_one_settlement_for_each_ticket(head: np.ndarray, tmp_path: Path) -> Non
     settled = example.helper.settle(checks)
     assert settled.words is not None
     assert example.helper.settle(checks).to_bytes(TERMS) == settled.to_bytes(TERMS)
+    assert example.helper.check_reports(shown) is first
+    current = example.helper._round
+    assert current is not None
+    assert (current.key, current.seeds) == (None, ())  # nothing is left to read updates with
     fewer = replace(checks, answers=(*checks.answers[:-1], None), outcomes=(*checks.outcomes[:-1], Outcome.MISSING))
     with pytest.raises(Refused, match="is settled"):
         example.helper.settle(fewer)

@@ -32,7 +32,7 @@ class _Round:
     roster: frozenset[bytes]  # as it was when the ticket was issued
     memory: float | None  # the running median norm before this round
     ticket: Ticket
-    key: RoundKey
+    key: RoundKey | None  # None: the round is settled
     body: bytes | None = None  # digest of the reports
     reports: tuple[SealedReport, ...] = ()
     seeds: tuple[bytes | None, ...] = ()
@@ -122,6 +122,7 @@ class Helper:
             self._save(HelperState(self._state.issued, leader.number, model, count, memory, current.memory))
             settled = self._sum(current, settled)
         current.settlement = (body, settled)
+        current.key, current.seeds = None, ()  # whoever takes over this computer later finds no half of an update
         return settled
 
     def _count_settlements(self, model: str) -> int:
@@ -159,6 +160,7 @@ class Helper:
         if report.node in seen:
             return Outcome.REPEATED_NODE, None
         seen.add(report.node)
+        assert current.key is not None  # reports are opened before the round is settled
         seed = current.key.unseal(report.sealed, transcript)
         if seed is None or len(seed) != KEY or digest("seed", seed) != report.seed:
             return Outcome.UNSEALED, None
