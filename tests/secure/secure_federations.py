@@ -27,11 +27,12 @@ from cosdefense.secure.policy import Policy
 
 NODES = ALL_NODES[:6]
 MILD = CosDefense(threshold="mean+std")  # accepts most clients
+RUN_CONFIG: dict[str, Any] = {"learning-rate": 0.1, "seed": 7}
 App = Callable[[Message, Context], Message]
 
 
-def make_context(node: int, config: dict[str, Any] | None = None) -> Context:
-    return Context(run_id=1, node_id=node, node_config=config or {}, state=RecordDict(), run_config={})
+def make_context(node: int, config: dict[str, Any] | None = None, run_config: dict[str, Any] = RUN_CONFIG) -> Context:
+    return Context(run_id=1, node_id=node, node_config=config or {}, state=RecordDict(), run_config=dict(run_config))
 
 
 def train(message: Message, context: Context) -> Message:
@@ -94,7 +95,7 @@ def fedavg(**options: Any) -> FedAvg:
 
 def defend(federation: Federation, defense: Defense | None = None, **options: Any) -> Defended:
     helper = options.pop("helper", federation.helper)
-    return Defended(fedavg(), defense or secure(), helper=helper, seed=3, **options)
+    return Defended(fedavg(), defense or secure(), helper=helper, seed=3, **{"run_config": RUN_CONFIG, **options})
 
 
 def start(seed: int = 0) -> ArrayRecord:

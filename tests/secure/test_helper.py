@@ -18,6 +18,7 @@ from cosdefense.secure.helper_state import BrokenState, HelperState
 from cosdefense.secure.leader import ServersDisagree, open_round
 from cosdefense.secure.policy import Policy, Refused
 from cosdefense.secure.report import Report
+from cosdefense.secure.statements import Claim
 from cosdefense.secure.terms import Terms
 from cosdefense.secure.ticket import RefusedTicket, Ticket
 
@@ -63,6 +64,10 @@ def test_one_settlement_for_each_ticket(head: np.ndarray, tmp_path: Path) -> Non
     settled = example.helper.settle(checks)
     assert settled.words is not None
     assert example.helper.settle(checks).to_bytes(TERMS) == settled.to_bytes(TERMS)
+    assert example.helper.check_reports(shown) is first
+    current = example.helper._round
+    assert current is not None
+    assert (current.key, current.seeds) == (None, ())  # nothing is left to read updates with
     fewer = replace(checks, answers=(*checks.answers[:-1], None), outcomes=(*checks.outcomes[:-1], Outcome.MISSING))
     with pytest.raises(Refused, match="is settled"):
         example.helper.settle(fewer)
@@ -136,6 +141,17 @@ def test_a_report_without_answers_is_never_valid(head: np.ndarray) -> None:
     settled = example.helper.settle(replace(checks, answers=(None,) * 5))  # "valid", it says
     assert settled.outcomes == (Outcome.MISSING,) * 5
     assert settled.words is None
+
+
+@pytest.mark.parametrize("cosine", [0, 2**40])
+def test_what_others_send_under_a_nodes_key_does_not_cost_its_report(head: np.ndarray, cosine: int) -> None:
+    """Public keys are no secret: a malicious client writes that of another into its own report."""
+    example = start_round(TERMS, head)
+    reports = write_all(example)
+    stolen = replace(reports[0], node=reports[1].node, claim=Claim(cosine))
+    outcomes = example.open([stolen, *reports[1:4], reports[3]]).outcomes
+    assert outcomes[0] in (Outcome.UNSIGNED, Outcome.MALFORMED)
+    assert outcomes[1:] == (*(Outcome.VALID,) * 3, Outcome.REPEATED_NODE)
 
 
 class LyingHelper:

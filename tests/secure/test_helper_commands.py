@@ -56,10 +56,33 @@ def test_a_leader_key(tmp_path: Path) -> None:
             run("leader-key", path)
 
 
+@pytest.mark.parametrize("host", ["", "ä.example", "a b", "-a", "a..b", "a" * 65, "256.0.0.1:1", "*.example.org"])
+def test_a_bad_host_leaves_nothing_behind(tmp_path: Path, host: str) -> None:
+    """A key that was written would stand in the way of the next try."""
+    with pytest.raises(ConfigError, match="--host must be"):
+        run("keys", tmp_path / "helper", "--host", host)
+    with pytest.raises(ConfigError, match="--host must be"):
+        run("leader-key", tmp_path / "leader.crt", "--host", host)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_may_be_an_address(tmp_path: Path) -> None:
+    for i, host in enumerate(("127.0.0.1", "::1", "a-1.example.org")):
+        run("keys", tmp_path / str(i), "--host", host)
+
+
 def test_bad_settings_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         run("serve", tmp_path / "helper.toml")
     run("keys", tmp_path, "--host", "localhost")
+    with pytest.raises(
+        ConfigError, match=r"leader\.crt is needed, and does not exist"
+    ):  # its operator did not send it yet
+        run("serve", tmp_path / "helper.toml")
+    for text in ("", "leader"):
+        (tmp_path / "leader.crt").write_text(text)
+        with pytest.raises(ConfigError, match=r"leader\.crt is no certificate"):
+            run("serve", tmp_path / "helper.toml")
     (tmp_path / "helper.state").write_text("{")
     with pytest.raises(ConfigError, match="state cannot be read"):
         run("serve", tmp_path / "helper.toml")

@@ -15,7 +15,7 @@ from secure_examples import CLIPPED, TERMS, THOROUGH, Example, draw_head, draw_u
 
 from cosdefense.secure.encoding import Encoded
 from cosdefense.secure.exchange import Checks, Reports
-from cosdefense.secure.halves import NUMBER, Answers, Shape, answer
+from cosdefense.secure.halves import NUMBER, SLACK, Answers, Shape, answer
 from cosdefense.secure.proof import ELEMENT, P
 from cosdefense.secure.report import Report
 
@@ -39,13 +39,22 @@ def reports_of(value: int, n: int) -> tuple[Example, list[Report]]:
     return example, [example.write(encoded, i % 5) for i in range(n)]
 
 
+def answer_of_helper(example: Example, report: Report) -> Answers:
+    """What the helper answers for a report, each in a round of its own."""
+    fresh = replace(example.helper._round, body=None, checks=None, settlement=None)  # type: ignore[type-var]
+    example.helper._round = fresh
+    (found,) = example.helper.check_reports(Reports(example.ticket.number, (report.for_helper(),))).answers
+    assert found is not None
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("value", EXTREMES)
 def test_every_byte_that_a_server_sees_is_uniform(value: int) -> None:
     """The leader's halves of head, words and proof, and the answers that the helper gets."""
     example, reports = reports_of(value, SAMPLES)
     views: dict[str, list[int]] = {name: [] for name in ("head low", "head high", "word low", "word high", "proof")}
-    views["answers"] = []
+    views |= {"slack low": [], "slack high": [], "answers to the helper": [], "answers to the leader": []}
     shape = Shape.of(example.terms, with_cosine=True)
     for report in reports:
         head = report.rest[32 : 32 + NUMBER]
@@ -53,13 +62,17 @@ def test_every_byte_that_a_server_sees_is_uniform(value: int) -> None:
         views["head high"].append(head[NUMBER - 1])
         views["word low"].append(report.words[0])
         views["word high"].append(report.words[3])
+        slack = report.rest[32 + NUMBER * shape.head :][:SLACK]
+        views["slack low"].append(slack[0])
+        views["slack high"].append(slack[SLACK - 1])
         proof = report.rest[-ELEMENT * shape.proof :]
         views["proof"].append(proof[ELEMENT])
         half, shown = report.leader_half(example.terms, with_cosine=True), report.for_helper()
         keys = shown.keys(example.ticket)
         transcript = keys.transcript(report.claim, shown.rest)
         found = answer(half, keys, report.claim, transcript, example.theta, example.terms, leader=True)
-        views["answers"].append(found.elements[0] & 255)
+        views["answers to the helper"].append(found.elements[0] & 255)
+        views["answers to the leader"].append(answer_of_helper(example, report).elements[0] & 255)
     for name, seen in views.items():
         assert chi_square(seen) < LIMIT, name
 

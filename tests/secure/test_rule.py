@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,10 +102,27 @@ def test_norm_limit_is_that_of_the_filter() -> None:
     assert compared > 15
 
 
+def test_a_model_that_no_longer_changes_has_another_round() -> None:
+    """All norms are zero: the running median falls, and stays where terms can express it."""
+    assert SCALED.norm_limit is not None
+    terms = replace(SCALED, norm_limit=replace(SCALED.norm_limit, started=True))
+    for _ in range(400):
+        decision = decide([Claim(5, 1)] * 5, terms, terms.clip)
+        terms = replace(terms, clip=decision.memory)
+    assert terms.clip == 2.0**-20
+
+
 def test_ties_accept_everybody() -> None:
     assert decide(as_claims([5, 5, 5, 5]), TERMS, None).weights == (1, 1, 1, 1)
     assert decide(as_claims([5, 21, 5, 5]), TERMS, None).weights == (1, 1, 1, 1)
     assert decide(as_claims([5, 22, 5, 5]), TERMS, None).weights == (1, 0, 1, 1)
+
+
+def test_claims_mean_nothing_where_the_global_head_is_zero() -> None:
+    """No statement is about them then, so that a client can claim anything."""
+    decision = decide(as_claims([0, 1 << 24, 7, 0]), TERMS, None, with_cosine=False)
+    assert decision.weights == (1, 1, 1, 1)
+    assert decision.scores == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_smallest() -> None:
@@ -142,10 +161,41 @@ def test_terms_survive_json_and_refuse_everything_else() -> None:
     for text in (
         "", "[]", "{}", "null", '{"version":2}', "[" * 100_000, good + " ", good.replace("8.0", "8"),
         good.replace('"smallest":3', '"smallest":2'), good.replace('"smallest":3', '"smallest":true'),
+        good[:-1] + ',"smallest":3}', good.replace('"smallest":3', '"smallest":2,"smallest":3'),  # a key twice
+        good.replace('"clients":5', f'"clients":{"9" * 5000}'), good.replace('"head":8', '"head":-8'),
         clipped.replace("4.0", "NaN"), clipped.replace("4.0", "1e300"), clipped.replace("4.0", "-4.0"),
     ):  # fmt: skip
         with pytest.raises(RefusedTerms):
             Terms.from_json(text)
+
+
+WEIRD: list[Any] = [
+    None, True, 0, -1, 1, 3, 2**63, 10**400, 0.0, -0.0, 5e-324, 2.0**-20, 2.0**-21, 1.5, 2.0**20, 1e308,
+    "", "mad", "\ud800",
+    [], [[]], [[4, 64]], [[4, -64]], [[0, 0]] * 50 + [[4, 0]], [[4.0, 0]], {}, {"a": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("terms", [TERMS, SCALED, replace(CLIPPED, buffers=4, units=((4, 0),))])
+def test_weird_terms_are_refused_or_can_be_used(terms: Terms) -> None:
+    """Whatever a leader asks for: a helper that agreed to it must not fail later."""
+    table, used = json.loads(terms.to_json()), 0
+    changed = [{**table, name: value} for name in table for value in WEIRD]
+    if terms.norm_limit is not None:
+        limit = table["norm_limit"]
+        changed += [{**table, "norm_limit": {**limit, name: value}} for name in limit for value in WEIRD]
+    for entry in changed:
+        try:
+            found = Terms.from_json(json.dumps(entry, sort_keys=True, separators=(",", ":")))
+        except RefusedTerms:
+            continue
+        length = 0 if found.norm_limit is None else 256
+        claims = [Claim(cosine, length and length + cosine % 7) for cosine in (0, 5, 9, 1 << 20, 1 << 24)]
+        decision = decide(claims[: found.clients], found, found.clip)
+        assert len(decision.weights) == len(claims[: found.clients])
+        assert statements(claims[0], [1] * found.head, found)
+        used += 1
+    assert used > 20
 
 
 @pytest.mark.parametrize("terms", [TERMS, CLIPPED, SCALED])

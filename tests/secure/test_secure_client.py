@@ -15,10 +15,14 @@ from federations import content, model, record, reply, to_arrays
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
-from secure_federations import NODES, Federation, defend, make_context, start, train
+from secure_federations import NODES, RUN_CONFIG, Federation, defend, make_context, start, train
 
+from cosdefense import Defense
+from cosdefense.aggregators import Mean
+from cosdefense.filters import CosDefense
 from cosdefense.flower import secure_mod
 from cosdefense.flower.secure_record import KEY, SecureRecord
+from cosdefense.secure import Secure
 
 
 @pytest.fixture
@@ -34,7 +38,9 @@ def ask(federation: Federation) -> Message:
     return messages[0]
 
 
-def answer(federation: Federation, message: Message, body: RecordDict, **config: Any) -> Message:
+def answer(
+    federation: Federation, message: Message, body: RecordDict, run_config: dict[str, Any] = RUN_CONFIG, **config: Any
+) -> Message:
     node = message.metadata.dst_node_id
     settings = {
         "secure-key": str(federation.folder / f"{node}.pem"),
@@ -46,7 +52,7 @@ def answer(federation: Federation, message: Message, body: RecordDict, **config:
     app.train("nothing")(train)
     app.evaluate()(train)
     app.query()(lambda message, context: reply(message, content(None, {"n": 1})))
-    return app(make_message(message.metadata, content=body), make_context(node, settings))
+    return app(make_message(message.metadata, content=body), make_context(node, settings, run_config))
 
 
 def check_error(found: Message, needed: str) -> None:
@@ -57,6 +63,22 @@ def check_error(found: Message, needed: str) -> None:
 def test_another_kind_of_training_needs_another_ticket(federation: Federation) -> None:
     message = ask(federation)
     message.metadata.__dict__["_message_type"] = "train.nothing"
+    check_error(answer(federation, message, RecordDict(dict(message.content))), "another configuration")
+
+
+def test_every_node_trains_with_the_same_configuration_of_the_run(federation: Federation) -> None:
+    """Nodes get it from the SuperLink: it could tell all but one to train with a learning rate of zero."""
+    message = ask(federation)
+    for changes in ({"learning-rate": 0.0}, {"learning-rate": 1}, {"more": 1}):
+        body, run_config = RecordDict(dict(message.content)), {**RUN_CONFIG, **changes}
+        check_error(answer(federation, message, body, run_config=run_config), "another configuration")
+    other_order = dict(reversed(RUN_CONFIG.items()))
+    assert not answer(federation, message, RecordDict(dict(message.content)), run_config=other_order).has_error()
+
+
+def test_every_node_is_in_the_same_group(federation: Federation) -> None:
+    message = ask(federation)
+    message.metadata.group_id = "marked"
     check_error(answer(federation, message, RecordDict(dict(message.content))), "another configuration")
 
 
@@ -127,6 +149,9 @@ def test_a_node_decides_what_it_takes_part_in(federation: Federation) -> None:
     message = ask(federation)
     for config, needed in (
         ({"secure_smallest": 4}, "sums of 3 clients may be opened, and this node needs 4"),
+        ({"secure_head": 19}, "the cosine of 18 coordinates would be opened, and this node needs 19"),
+        ({"secure_head": 0}, "ValueError"),
+        ({"secure_head": "16"}, "ValueError"),
         ({"secure_smallest": 2}, "ValueError"),
         ({"secure_smallest": True}, "ValueError"),
         ({"secure_norms": "yes"}, "ValueError"),
@@ -138,10 +163,18 @@ def test_a_node_decides_what_it_takes_part_in(federation: Federation) -> None:
         check_error(answer(federation, message, RecordDict(dict(message.content)), **config), needed)
 
 
+def test_a_head_of_few_coordinates_is_refused(federation: Federation) -> None:
+    """The server names the tensor whose cosine is opened. That of three numbers says nearly all about them."""
+    defense = Secure(Defense((CosDefense("head.bias"),), Mean()), colluders=0.0)
+    arrays = model() | {"head.bias": np.ones(3, np.float32)}
+    defended = defend(federation, defense)
+    message = next(iter(defended.configure_train(1, record(arrays), ConfigRecord(), federation.grid())))
+    check_error(answer(federation, message, RecordDict(dict(message.content))), "the cosine of 3 coordinates")
+    assert not answer(federation, message, RecordDict(dict(message.content)), secure_head=3).has_error()
+
+
 def test_norms_are_opened_only_if_the_node_agrees(federation: Federation) -> None:
     from test_secure_flower import LIMITED
-
-    from cosdefense.secure import Secure
 
     defended = defend(federation, Secure(LIMITED, colluders=0.0))
     message = next(iter(defended.configure_train(1, start(), ConfigRecord(), federation.grid())))

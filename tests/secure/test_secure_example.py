@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from certificates import make_certificates, make_node_key
+from loopback import Loopback
 from search import cut, encode_update, find, read_copies
+from two_servers import assemble_app, make_keys, name_node, start_helper
+
+from cosdefense.runs.records import read_run
+from cosdefense.secure.helper_state import HelperState
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
@@ -41,3 +48,40 @@ def test_two_servers_reject_what_they_do_not_see(tmp_path: Path) -> None:
         if list(cut(data)):
             (tmp_path / "leak").write_bytes(b"before" + data + b"after")
             assert find({name: data}, [tmp_path / "leak"])
+
+
+@pytest.mark.slow
+@pytest.mark.federation
+def test_a_helper_killed_in_the_second_round_costs_that_round(tmp_path: Path) -> None:
+    """All on TLS, with authenticated nodes: the SuperLink, its nodes, and the helper."""
+    n, leader, helper, nodes = 4, tmp_path / "leader", tmp_path / "helper", tmp_path / "nodes"
+    for folder in (leader / "messages", nodes / "copies", helper):
+        folder.mkdir(parents=True)
+    identity = make_keys(leader, helper, nodes, n)
+    with Loopback(leader / "logs", make_certificates(leader / "secrets")) as federation:
+        address = start_helper(federation, helper)
+        federation.start_superlink()
+        for number in range(n):
+            key = make_node_key(nodes / f"{name_node(number)}-auth")
+            federation.register(key)
+            config: dict[str, str | int | bool] = {
+                "partition-id": number, "num-partitions": n, "copies": str(nodes / "copies"),
+                "secure-key": str(nodes / f"{name_node(number)}.pem"), "secure-helper": identity,
+            }  # fmt: skip
+            attack = {"attack": "mpaf"} if number == 0 else {}
+            federation.start_supernode(name_node(number), config | attack, key=key)
+        run = federation.submit(
+            assemble_app(tmp_path / "app"), num_server_rounds=3, nodes=n, helper=address, secrets=str(leader),
+            messages=str(leader / "messages"), checkpoint_dir=str(leader / "run"),
+        )  # fmt: skip
+        log = helper / "helper.log"
+        federation.wait_for(lambda: "ticket 2 for" in log.read_text(), "the second round", 600.0)
+        federation.stop("helper", signal.SIGKILL)
+        line = [sys.executable, "-m", "cosdefense", "helper", "serve", str(helper / "helper.toml")]
+        federation.start("helper", line, helper)
+        federation.wait_for_run(run, 600.0)
+    skipped = [record.skipped for record in read_run(leader / "run").rounds]
+    assert skipped == [None, "the helper: round 2 is not the current one", None]
+    state = HelperState.load(helper / "helper.state")
+    assert (state.issued, state.settled) == (3, 3)
+    assert log.read_text().count("sum given") == 2

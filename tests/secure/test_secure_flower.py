@@ -342,19 +342,23 @@ def test_a_strategy_that_tells_nodes_different_things_is_refused(tmp_path: Path)
     federation = Federation(tmp_path)
     wrapped = Unequal(fraction_evaluate=0.0, min_train_nodes=6, min_available_nodes=6)
     with pytest.raises(ValueError, match="the same configuration to every node"):
-        Defended(wrapped, secure(), helper=federation.helper).start(federation.grid(), start(), num_rounds=1)
+        Defended(wrapped, secure(), helper=federation.helper, run_config={}).start(
+            federation.grid(), start(), num_rounds=1
+        )
 
 
 def test_what_defended_refuses(tmp_path: Path) -> None:
     helper = Federation(tmp_path).helper
-    data = always(0.0, 0.0)
+    data, given = always(0.0, 0.0), {"helper": helper, "run_config": {}}
     cases: list[tuple[Any, Any, dict[str, Any], str]] = [
         (fedavg(), secure(), {}, "sees every update, and Secure must not: pass helper"),
-        (fedavg(), secure().plain, {"helper": helper}, "is for simulations"),
-        (fedavg(), get("cosdefense"), {"helper": helper}, "a helper is for secure aggregation"),
-        (fedavg(), secure(), {"helper": helper, "weigh_by_examples": True}, "weigh_by_examples"),
-        (fedavg(), secure(), {"helper": helper, "trusted_data": data}, "trusted_data"),
-        (QFedAvg(client_learning_rate=0.1), secure(), {"helper": helper}, "computes with metrics"),
+        (fedavg(), secure(), {"helper": helper}, "Secure needs run_config=context.run_config"),
+        (fedavg(), secure().plain, given, "is for simulations"),
+        (fedavg(), get("cosdefense"), {"helper": helper}, "are for secure aggregation"),
+        (fedavg(), get("cosdefense"), {"run_config": {}}, "are for secure aggregation"),
+        (fedavg(), secure(), {**given, "weigh_by_examples": True}, "weigh_by_examples"),
+        (fedavg(), secure(), {**given, "trusted_data": data}, "trusted_data"),
+        (QFedAvg(client_learning_rate=0.1), secure(), given, "computes with metrics"),
     ]
     for strategy, defense, options, needed in cases:
         with pytest.raises(ValueError, match=needed):

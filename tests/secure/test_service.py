@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import os
 import signal
 import socket
@@ -278,6 +279,48 @@ def test_a_state_belongs_to_one_helper(site: Site) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "helper.state is in use by another helper" in done.stderr
+
+
+class Endless(httpx.SyncByteStream):
+    """An answer that never ends, or that would be a gigabyte if it were decompressed."""
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece, self.n_sent = piece, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            self.n_sent += len(self.piece)
+            yield self.piece
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_a_helper_cannot_fill_the_leaders_memory(site: Site, encoding: str) -> None:
+    helper, stream = site.connect(), Endless(gzip.compress(bytes(1 << 20)))
+    headers = {"content-encoding": encoding}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=stream))
+    helper._client = httpx.Client(transport=transport, base_url=site.address)
+    with pytest.raises(HelperUnreachable, match="longer than 65536 bytes"):
+        helper.issue_ticket(request(TERMS, HEAD))
+    assert stream.n_sent < 1 << 17
+
+
+def test_a_helper_that_needs_longer_than_the_timeout_is_asked_again(site: Site) -> None:
+    """It answers the same request from memory then."""
+    helper = RemoteHelper(site.address, site.folder / "leader.crt", site.folder / "helper-ca.crt", retry_seconds=0.9)
+    real, asked = helper._client, list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) == 1:
+            time.sleep(0.6)  # more than is left of the time for repetitions
+            raise httpx.ReadTimeout("late")
+        return httpx.Response(200, stream=httpx.ByteStream(ticket))
+
+    with real:
+        ticket = real.post("/ticket", content=request(TERMS, HEAD).to_bytes()).content
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url=site.address) as helper._client:
+        assert helper.issue_ticket(request(TERMS, HEAD)).to_bytes() == ticket
+    assert asked == ["/ticket", "/ticket"]
 
 
 def test_settings(site: Site) -> None:

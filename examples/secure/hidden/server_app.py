@@ -33,6 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes),
         Secure(get("cosdefense"), clip=4.0, colluders=0.2),
         helper=RecordingHelper(helper, folder),
+        run_config=config,
         checkpoint_dir=str(config["checkpoint-dir"]),
         deadline=float(config["deadline"]),
     )

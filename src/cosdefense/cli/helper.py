@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +32,7 @@ smallest = 3                       # the fewest clients in a sum: two more than 
 quorum = 3                         # the fewest valid reports
 max_clients = 1000
 max_coordinates = 50_000_000
-max_settlements = 2                # sums on one model; the second is for a leader that lost the first
+max_settlements = 2                # sums in a row on one model; the second is for a leader that lost the first
 norms = false                      # whether norms of updates may be opened, which NormLimit needs
 """
 
@@ -59,6 +61,7 @@ def keys(
     _check_installed()
     from ..secure.keys import make_certificate, make_signing_key
 
+    _check_host(host)  # before anything is written
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(*(folder / name for name in ("identity.pem", "helper.crt", "helper.key", "helper.toml")))
     identity = make_signing_key(folder / "identity.pem")
@@ -83,6 +86,7 @@ def leader_key(
     _check_installed()
     from ..secure.keys import make_certificate
 
+    _check_host(host)
     if file.suffix != ".crt":
         raise ConfigError(f"the certificate must end in .crt, got {file}")
     _refuse_existing(file, file.with_suffix(".key"))
@@ -106,6 +110,15 @@ def node_key(
     public = make_signing_key(file)
     console.err.print(f"Wrote {file} (keep it secret). For the helper's roster:", soft_wrap=True)
     console.out.print(f'{name} = "{public}"', soft_wrap=True)
+
+
+def _check_host(host: str) -> None:
+    name = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if len(host) > 64 or not re.fullmatch(rf"{name}(\.{name})*", host):  # the longest name that a certificate takes
+            raise ConfigError(f"--host must be an address or a name of at most 64 letters, got {host!r}") from None
 
 
 def _refuse_existing(*paths: Path) -> None:

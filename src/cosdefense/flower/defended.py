@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,8 @@ class Defended(Strategy):
     the defense as a single reply. No reply can end the run, delay a round past its deadline, or make the model
     anything but finite numbers of the right shape.
 
-    With `cosdefense.secure.Secure` and a `helper`, it sees no update: clients need `secure_mod`. See docs/secure.md.
+    With `cosdefense.secure.Secure` and a `helper`, it sees no update: clients need `secure_mod`, and the server says
+    which configuration the run has (`run_config=context.run_config`). See docs/secure.md.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Defended(Strategy):
         pull_limits: PullLimits | None = None,
         node_names: Names | Path | str | None = None,
         helper: HelperLink | None = None,
+        run_config: Mapping[str, object] | None = None,
     ) -> None:
         if quorum < 1:
             raise ValueError(f"quorum must be at least 1, got {quorum}")
@@ -83,7 +85,7 @@ class Defended(Strategy):
         self.strategy = strategy
         self.defense = defense if isinstance(defense, Defense) else Defense((defense,), Mean())
         _refuse_hooks(self.defense)
-        self.leader = build_leader(self.defense, helper, strategy, weigh_by_examples, trusted_data)
+        self.leader = build_leader(self.defense, helper, run_config, strategy, weigh_by_examples, trusted_data)
         self.defense_aggregates = isinstance(defense, Defense)  # otherwise the wrapped strategy aggregates
         self.head, self.trusted_data = head, trusted_data
         self.quorum, self.deadline, self.pull_limits = quorum, deadline, pull_limits

@@ -38,12 +38,15 @@ class NodeSettings:
         helper: The public key of the helper's identity, from the helper's operator.
         smallest: `secure-smallest`, the least number of clients in a sum that this node takes part in.
         norms: `secure-norms`, whether the norm of its update may be opened.
+        head: `secure-head`, the fewest coordinates of the tensor whose cosine is opened: the server chooses the tensor,
+            and the cosine of very few coordinates says nearly all about their direction.
     """
 
     key: Ed25519PrivateKey
     helper: bytes
     smallest: int = 3
     norms: bool = False
+    head: int = 16
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> NodeSettings:
@@ -56,15 +59,22 @@ class NodeSettings:
             helper = b""
         if len(helper) != KEY:
             raise ValueError(f"secure-helper must be a public key of {KEY} bytes in hexadecimal")
-        smallest, norms = config.get("secure-smallest", 3), config.get("secure-norms", False)
-        if type(smallest) is not int or smallest < 3 or type(norms) is not bool:
-            raise ValueError("secure-smallest must be a whole number from 3, and secure-norms true or false")
-        return cls(read_private_key(Path(config["secure-key"])), helper, smallest, norms)
+        smallest, head = config.get("secure-smallest", cls.smallest), config.get("secure-head", cls.head)
+        if type(smallest) is not int or smallest < 3 or type(head) is not int or head < 1:
+            raise ValueError("secure-smallest must be a whole number from 3, and secure-head one from 1")
+        norms = config.get("secure-norms", cls.norms)
+        if type(norms) is not bool:
+            raise ValueError("secure-norms must be true or false")
+        return cls(read_private_key(Path(config["secure-key"])), helper, smallest, norms, head)
 
     def check(self, terms: Terms) -> None:
         """Refuse terms that open more than this node agrees to."""
         if terms.smallest < self.smallest:
             raise RefusedTicket(f"sums of {terms.smallest} clients may be opened, and this node needs {self.smallest}")
+        if terms.head < self.head:
+            raise RefusedTicket(
+                f"the cosine of {terms.head} coordinates would be opened, and this node needs {self.head}"
+            )
         if terms.norm_limit is not None and not self.norms:
             raise RefusedTicket("norms of updates would be opened, and this node's secure-norms is false")
 
@@ -90,7 +100,7 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     settings.check(record.terms)
     model = SentModel.of(to_numpy(_get_arrays(message)), record.layer)
     parts = ModelParts(model.layout, model.layout.find_layer(record.layer))
-    others = digest_others(message, model.arrays, model.layout)
+    others = digest_others(message, model.arrays, model.layout, context.run_config)
     _check_model(model, parts, record, settings.helper, others)
     reply = call_next(message, context)
     if reply.has_error():

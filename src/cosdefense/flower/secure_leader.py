@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,8 +80,8 @@ class LeaderRound:
 class SecureLeader:
     """Runs the rounds of one federation with one helper."""
 
-    def __init__(self, defense: Secure, helper: HelperLink) -> None:
-        self.defense, self.helper = defense, helper
+    def __init__(self, defense: Secure, helper: HelperLink, run_config: Mapping[str, object]) -> None:
+        self.defense, self.helper, self.run_config = defense, helper, run_config
         self.current: LeaderRound | None = None
         self.problem: str | None = None  # why no client was asked in this round
         self.failed = False  # whether that is the helper's doing
@@ -105,7 +105,7 @@ class SecureLeader:
         return messages
 
     def _ask(self, messages: list[Message], model: SentModel, state: State, quorum: int) -> LeaderRound:
-        others = {digest_others(message, model.arrays, model.layout) for message in messages}
+        others = {digest_others(message, model.arrays, model.layout, self.run_config) for message in messages}
         if len(others) > 1:
             raise ValueError("Secure needs a strategy that sends the same configuration to every node")
         memory, parts = self.defense.get_memory(state), self.defense.get_parts(model.layout)

@@ -45,11 +45,14 @@ class SecureRecord:
         return cls(Ticket.from_bytes(ticket), Terms.from_json(terms), layer)
 
 
-def digest_others(message: Message, arrays: Mapping[str, NDArray], layout: Layout) -> bytes:
-    """Of all that a message says beside the numbers of the model, so that every node is asked for the same.
+def digest_others(
+    message: Message, arrays: Mapping[str, NDArray], layout: Layout, run_config: Mapping[str, object]
+) -> bytes:
+    """Of all that a node is told beside the numbers of the model, so that every node is asked for the same.
 
     A server could otherwise tell all nodes but one to train with a learning rate of zero, and the sum would be the
-    update of that one. Counters and other arrays that a vector leaves out could mark a model in the same way.
+    update of that one. It can do so in a message or in the configuration of the run, which a node gets from the
+    SuperLink. Counters and other arrays that a vector leaves out could mark a model in the same way.
     """
     kinds = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
     records = [
@@ -57,6 +60,7 @@ def digest_others(message: Message, arrays: Mapping[str, NDArray], layout: Layou
         for name, record in sorted(message.content.items())
         if name != KEY
     ]
-    text = repr((message.metadata.message_type, kinds, records))
+    metadata = message.metadata
+    text = repr((metadata.message_type, metadata.group_id, kinds, records, sorted(run_config.items())))
     left_out = [array for name, array in arrays.items() if name not in layout.slices]
     return digest("message", text.encode(), *(np.ascontiguousarray(array).tobytes() for array in left_out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flwr.serverapp.strategy import Strategy
@@ -18,18 +19,21 @@ if TYPE_CHECKING:  # they need the extra "secure"
 def build_leader(
     defense: Defense,
     helper: HelperLink | None,
+    run_config: Mapping[str, object] | None,
     strategy: Strategy,
     weigh_by_examples: bool,
     trusted_data: TrustedData | None,
 ) -> SecureLeader | None:
     """For a defense that hides updates. Refuses what needs to see them."""
     if not defense.hides_updates:
-        if helper is not None:
-            raise ValueError("a helper is for secure aggregation: pass Secure(…), from cosdefense.secure")
+        if helper is not None or run_config is not None:
+            raise ValueError("helper and run_config are for secure aggregation: pass Secure(…), from cosdefense.secure")
         return None
     name = type(defense).__name__
     if helper is None:
         raise ValueError(f"Defended sees every update, and {name} must not: pass helper=RemoteHelper(…)")
+    if run_config is None:
+        raise ValueError(f"{name} needs run_config=context.run_config: every node compares it with its own")
     if not defense.options["encrypted"]:
         raise ValueError(f"{name}.plain is for simulations: clients would send what they must hide")
     reads = StrategyMetrics.of(strategy)
@@ -45,4 +49,4 @@ def build_leader(
             raise ValueError(f"{name} cannot be used with {what}")
     from .secure_leader import SecureLeader
 
-    return SecureLeader(defense, helper)  # type: ignore[arg-type]
+    return SecureLeader(defense, helper, run_config)  # type: ignore[arg-type]

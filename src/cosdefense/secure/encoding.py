@@ -57,7 +57,7 @@ def encode(head: Floats, weights: Floats, buffers: Floats, theta: Sequence[int],
     if not integers.any():
         integers[min(range(len(theta)), key=lambda i: abs(theta[i]))] = 1
     words = np.empty(len(weights) + len(buffers), terms.ring.dtype)
-    most = math.inf if terms.clip is not None else math.floor(terms.largest * 2.0**terms.fraction) - 1
+    most = math.inf if terms.clip is not None else math.floor(terms.largest * 2.0**terms.fraction) - 1.0
     for some in _pieces(len(weights)):
         words[some] = terms.ring.from_signed(_round(weights[some] * 2.0**terms.fraction, most))
     words[len(weights) :] = terms.ring.from_signed(_round(buffers * 2.0**terms.buffer_fraction, math.inf))

@@ -12,6 +12,7 @@ import numpy as np
 from .encoding import encode_public_head
 from .halves import Answers, Shape
 from .messages import Malformed, Reader, elements, number, sized
+from .proof import ELEMENT
 from .report import SealedReport
 from .ring import Words
 from .streams import KEY
@@ -104,6 +105,11 @@ class Checks:
         entries = reader.many(lambda r: _read_answers(r, shape), MAX_CLIENTS)
         reader.end()
         return cls(n, tuple(outcome for outcome, _ in entries), tuple(found for _, found in entries))
+
+    @staticmethod
+    def count_bytes(shape: Shape) -> int:
+        """The bytes of the answers for one report, at most."""
+        return 1 + ELEMENT * shape.answers + KEY
 
 
 def _read_outcome(reader: Reader) -> Outcome:

@@ -32,7 +32,7 @@ class _Round:
     roster: frozenset[bytes]  # as it was when the ticket was issued
     memory: float | None  # the running median norm before this round
     ticket: Ticket
-    key: RoundKey
+    key: RoundKey | None  # None: the round is settled
     body: bytes | None = None  # digest of the reports
     reports: tuple[SealedReport, ...] = ()
     seeds: tuple[bytes | None, ...] = ()
@@ -99,7 +99,6 @@ class Helper:
         for report in reports.reports:
             keys = report.keys(current.ticket)
             outcome, seed = self._open(report, keys, current, seen)
-            seen.add(report.node)
             found.append((outcome, seed, None if seed is None else self._answer(report, keys, seed, current)))
         current.body, current.reports = body, reports.reports
         current.seeds = tuple(seed for _, seed, _ in found)
@@ -123,6 +122,7 @@ class Helper:
             self._save(HelperState(self._state.issued, leader.number, model, count, memory, current.memory))
             settled = self._sum(current, settled)
         current.settlement = (body, settled)
+        current.key, current.seeds = None, ()  # whoever takes over this computer later finds no half of an update
         return settled
 
     def _count_settlements(self, model: str) -> int:
@@ -147,17 +147,20 @@ class Helper:
         return self._round
 
     def _open(
-        self, report: SealedReport, keys: ReportKeys, current: _Round, seen: Collection[bytes]
+        self, report: SealedReport, keys: ReportKeys, current: _Round, seen: set[bytes]
     ) -> tuple[Outcome, bytes | None]:
         if report.node not in current.roster:
             return Outcome.UNKNOWN_NODE, None
-        if report.node in seen:
-            return Outcome.REPEATED_NODE, None
         if not report.claim.is_possible(current.request.terms):
             return Outcome.MALFORMED, None
         transcript = keys.transcript(report.claim, report.rest)
         if not report.is_signed(transcript):
             return Outcome.UNSIGNED, None
+        # Only after the signature: what others send under a node's key must not cost the node its own report.
+        if report.node in seen:
+            return Outcome.REPEATED_NODE, None
+        seen.add(report.node)
+        assert current.key is not None  # reports are opened before the round is settled
         seed = current.key.unseal(report.sealed, transcript)
         if seed is None or len(seed) != KEY or digest("seed", seed) != report.seed:
             return Outcome.UNSEALED, None
@@ -191,7 +194,10 @@ class Helper:
         return replace(settled, head=total[0], words=total[1])
 
     def _save(self, state: HelperState) -> None:
-        state.save(self._path)
+        try:
+            state.save(self._path)
+        except OSError as error:  # a full disk: nothing leaves that is not remembered
+            raise Refused(f"the helper's state cannot be written: {error.strerror}") from error
         self._state = state
 
 

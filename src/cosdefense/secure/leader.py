@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -71,10 +72,12 @@ def open_round(
     kept = [i for i, half in enumerate(read) if half is not None]
     halves = [half for half in read if half is not None]
     shown = [reports[i].for_helper() for i in kept]
-    theirs = helper.check_reports(Reports(ticket.number, tuple(shown)))
+    with ThreadPoolExecutor(1) as pool:  # the helper computes its halves at the same time
+        asked = pool.submit(helper.check_reports, Reports(ticket.number, tuple(shown)))
+        ours = _check(shown, halves, ticket, terms, theta)
+        theirs = asked.result()
     if len(theirs.answers) != len(shown):
         raise ServersDisagree(f"the helper answered for {len(theirs.answers)} of {len(shown)} reports")
-    ours = _check(shown, halves, ticket, terms, theta)
     outcomes = compare(ours, theirs, Shape.of(terms, with_cosine=with_cosine))
     valid = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.VALID]
     decision = decide([shown[i].claim for i in valid], terms, memory, with_cosine=with_cosine)

@@ -22,8 +22,8 @@ class Policy:
         quorum: The least `Terms.quorum`.
         max_clients: The most clients of a round.
         max_coordinates: The most coordinates of a model.
-        max_settlements: How many sums it gives on one model. The second is for a leader that lost the first: it, the
-            helper or their connection failed after the settlement.
+        max_settlements: How many sums it gives in a row on one model. The second is for a leader that lost the first:
+            it, the helper or their connection failed after the settlement.
         norms: Whether norms of updates may be opened, which `NormLimit` needs.
     """
 

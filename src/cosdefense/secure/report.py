@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,6 +39,8 @@ TRIES = 50  # one is enough, except where a sketch estimates a length far too hi
 @dataclass(frozen=True, repr=False)
 class SealedReport:
     """What the helper gets of a report: digests of the leader's half, and the seed of its own, sealed."""
+
+    SIZE: ClassVar[int] = 4 * KEY + CLAIM + SEALED + SIGNATURE  # bytes
 
     node: bytes
     claim: Claim

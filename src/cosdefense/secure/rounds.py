@@ -39,10 +39,11 @@ def run_in_the_clear(
     decision = decide(claims, terms, memory, with_cosine=any(theta))
     if decision.refused is not None:
         return Outcomes(claims, decision, None)
-    head, words = np.zeros(terms.head, np.int64), np.zeros(terms.words, np.int64)
+    head = np.zeros(terms.head, object)  # of many clients with weights, not even 64 bits are enough
+    words = np.zeros(terms.words, np.int64)
     for update, weight in zip(encoded, decision.weights, strict=True):
         if weight:
-            head += weight * update.head
+            head += weight * update.head.astype(object)
             words += weight * terms.ring.to_signed(update.words)
     return Outcomes(claims, decision, (head.tolist(), terms.ring.from_signed(words)))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .statements import Claim
-from .terms import STEPS, Terms
+from .terms import SHORTEST, STEPS, Terms
 
 TIE = 16  # cosines this close mean nothing: CosDefense's tolerance of 8 · 2**−23, in units of 2**−24
 MAD = Fraction("1.4826")  # the scaled median absolute deviation equals the standard deviation for normal scores
@@ -46,8 +46,9 @@ def decide(claims: Sequence[Claim], terms: Terms, memory: float | None, *, with_
         return _refuse(claims, memory, f"{len(claims)} valid reports, and the quorum is {terms.quorum}")
     factors, after = _norm_limit([c.length for c in claims], terms, memory)
     passed = [i for i, factor in enumerate(factors) if factor]
-    cosines = [claims[i].cosine for i in passed]
-    kept = dict(zip(passed, _accept(cosines, terms) if with_cosine else [True] * len(passed), strict=True))
+    # Without a cosine there is no statement about it: what a client claims means nothing.
+    cosines = [claims[i].cosine if with_cosine else 0 for i in passed]
+    kept = dict(zip(passed, _accept(cosines, terms), strict=True))
     weights = tuple(factor if kept.get(i, False) else 0 for i, factor in enumerate(factors))
     scores = [math.nan] * len(claims)
     for i, score in zip(passed, _scale(cosines), strict=True):
@@ -109,7 +110,8 @@ def _norm_limit(lengths: Sequence[int], terms: Terms, memory: float | None) -> t
     now = min(_median(accepted), 2 * middle)
     current = float(now) * unit
     # `core.running_average`, without torch, which a helper does not need.
-    return factors, current if memory is None else limit.decay * memory + (1 - limit.decay) * current
+    average = current if memory is None else limit.decay * memory + (1 - limit.decay) * current
+    return factors, max(SHORTEST, average)  # a model that no longer changes: the next round needs terms all the same
 
 
 def _median(values: Sequence[int | Fraction]) -> Fraction:

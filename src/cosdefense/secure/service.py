@@ -26,10 +26,13 @@ from .helper import Helper
 from .helper_config import BadSettings, HelperConfig
 from .messages import Malformed
 from .policy import Refused
-from .terms import RefusedTerms
+from .report import SealedReport
+from .terms import MAX_CLIENTS, MAX_HEAD, RefusedTerms
 
 LOG = logging.getLogger(__name__)
-MAX_BODY = 256 << 20  # a request for a ticket holds the global head, and answers are a few kB for each client
+MAX_REQUEST = 8 * MAX_HEAD + (1 << 20)  # bytes of a request for a ticket: the global head, and terms
+MAX_REPORTS = 16 + MAX_CLIENTS * SealedReport.SIZE
+MAX_TEXT = 500  # characters of a reason, which may quote what the leader sent
 
 
 class HelperService:
@@ -43,7 +46,7 @@ class HelperService:
 
     def issue_ticket(self, body: bytes) -> bytes:
         request = TicketRequest.from_bytes(body)
-        self._helper.roster = frozenset(self._config.read_roster())  # operators add and remove nodes between rounds
+        self._helper.roster = self._read_roster()  # operators add and remove nodes between rounds
         ticket = self._helper.issue_ticket(request)
         self._request = request
         LOG.info("ticket %d for %d clients, model %s", ticket.number, request.terms.clients, ticket.model.hex()[:8])
@@ -65,28 +68,46 @@ class HelperService:
 
     def app(self) -> Starlette:
         """The three steps of a round, and a health check."""
-        steps = {"/ticket": self.issue_ticket, "/reports": self.check_reports, "/settle": self.settle}
-        routes = [Route(path, self._endpoint(step), methods=["POST"]) for path, step in steps.items()]
+        routes = [
+            Route("/ticket", self._endpoint(self.issue_ticket, lambda: MAX_REQUEST), methods=["POST"]),
+            Route("/reports", self._endpoint(self.check_reports, lambda: MAX_REPORTS), methods=["POST"]),
+            Route("/settle", self._endpoint(self.settle, self._count_answers), methods=["POST"]),
+        ]
         return Starlette(routes=[*routes, Route("/health", lambda _: Response("ok"))])
 
-    def _endpoint(self, step: Callable[[bytes], bytes]) -> Callable[..., object]:
+    def _count_answers(self) -> int:
+        """The most bytes of a settlement in this round."""
+        request = self._request
+        return 16 + (0 if request is None else request.terms.clients * Checks.count_bytes(request.shape))
+
+    def _read_roster(self) -> frozenset[bytes]:
+        try:
+            return frozenset(self._config.read_roster())
+        except BadSettings as problem:  # it names a file of this operator, which is not the leader's business
+            LOG.error("%s", problem)
+            raise Refused("the helper's roster cannot be read") from problem
+
+    def _endpoint(self, step: Callable[[bytes], bytes], limit: Callable[[], int]) -> Callable[..., object]:
         def run(body: bytes) -> Response:
             with self._lock:
                 try:
                     return Response(step(body), media_type="application/octet-stream")
                 except (Malformed, RefusedTerms) as problem:
-                    LOG.warning("bad request: %s", problem)
-                    return Response(str(problem), 400, media_type="text/plain")
+                    return refuse(400, "bad request", problem)
                 except Refused as problem:
-                    LOG.warning("refused: %s", problem)
-                    return Response(str(problem), 409, media_type="text/plain")
+                    return refuse(409, "refused", problem)
+
+        def refuse(status: int, kind: str, problem: Exception) -> Response:
+            reason = str(problem)[:MAX_TEXT]
+            LOG.warning("%s: %s", kind, reason)
+            return Response(reason, status, media_type="text/plain")
 
         async def endpoint(request: Request) -> Response:
-            body = bytearray()
+            body, most = bytearray(), limit()
             async for piece in request.stream():
                 body += piece
-                if len(body) > MAX_BODY:
-                    return Response(f"at most {MAX_BODY} bytes are allowed", 413, media_type="text/plain")
+                if len(body) > most:
+                    return Response(f"at most {most} bytes are allowed", 413, media_type="text/plain")
             return await run_in_threadpool(run, bytes(body))
 
         return endpoint
@@ -97,7 +118,9 @@ def serve(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = HelperConfig.load(path)
     with lock_state(config.state):
-        _serve(config)
+        settings = configure_server(config)
+        LOG.info("listening on %s:%d for %d nodes", config.host, config.port, len(config.read_roster()))
+        uvicorn.Server(settings).run()
 
 
 @contextmanager
@@ -111,7 +134,12 @@ def lock_state(state: Path) -> Iterator[None]:
         yield
 
 
-def _serve(config: HelperConfig) -> None:
+def configure_server(config: HelperConfig) -> uvicorn.Config:
+    """The service behind TLS that knows the leader's certificate alone."""
+    files = (config.certificate, config.certificate_key, config.leader_authority)
+    for path in files:  # ssl's own errors do not name the file
+        if not path.is_file():
+            raise BadSettings(f"{path} is needed, and does not exist")
     settings = uvicorn.Config(
         HelperService(config).app(),
         host=config.host,
@@ -120,11 +148,15 @@ def _serve(config: HelperConfig) -> None:
         ssl_keyfile=config.certificate_key,
         ssl_ca_certs=str(config.leader_authority),
         ssl_cert_reqs=ssl.CERT_REQUIRED,
+        ws="none",  # nobody needs them here
         log_level="warning",
         access_log=False,
     )
-    settings.load()
+    try:
+        settings.load()
+    except ssl.SSLError as error:
+        names = ", ".join(map(str, files))
+        raise BadSettings(f"one of {names} is no certificate, or not the key of its certificate: {error}") from error
     assert settings.ssl is not None
     settings.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-    LOG.info("listening on %s:%d for %d nodes", config.host, config.port, len(config.read_roster()))
-    uvicorn.Server(settings).run()
+    return settings

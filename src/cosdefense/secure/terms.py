@@ -18,6 +18,7 @@ HEAD_BITS = 40  # fraction bits of the head's update
 STEPS = 256  # a claimed length is in units of clip / STEPS; weights are in units of 1 / STEPS
 MAX_LENGTH = 16 * STEPS  # the largest length that can be claimed
 TOLERANCE = Fraction(5, 4)  # how far above its limit the estimated length may be: estimates are off by a few percent
+SHORTEST = 2.0**-20  # the least limit of a norm
 MAX_CLIENTS, MAX_HEAD, MAX_COORDINATES = 1_000, 500_000, 500_000_000
 
 Threshold = Literal["mean", "mean+std", "mad"]
@@ -83,7 +84,7 @@ class Terms:
         _check(0 <= self.deviations < math.inf, "deviations ≥ 0", self)
         for name in ("clip", "buffer_clip", "largest"):
             value = getattr(self, name)
-            _check(value is None or 2**-20 <= value <= 2**20, f"{name} from 2**−20 to 2**20", self)
+            _check(value is None or SHORTEST <= value <= 2**20, f"{name} from 2**−20 to 2**20", self)
         if self.norm_limit is not None:
             limit = self.norm_limit
             _check(self.clip is not None, "a clip beside a norm limit", self)
