@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
-from ..ops import cosines
+from ..core import Judgment, Similarities, SimilarityFilter, State, check_decay, running_average
 
 QUANTILE = 0.75  # near it lies the cosine of two honest clients, whatever the share of malicious ones
 ROUNDING = 1e-6  # where all updates are identical, smaller differences mean nothing
 
 
 @dataclass(frozen=True)
-class NearDuplicates(Filter):
+class NearDuplicates(SimilarityFilter):
     """Give every update the weight 1 / (1 + Σ eᵢⱼ²), where eᵢⱼ = max(0, cᵢⱼ − c) / (1 − c).
 
     Here cᵢⱼ is the cosine of two updates, and c the running average of the 0.75 quantile of all cosines of a round. m
@@ -37,16 +37,15 @@ class NearDuplicates(Filter):
     def __post_init__(self) -> None:
         check_decay(self)
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        n = len(cohort)
-        similarity = cosines(cohort.trainable())
+    def judge(self, similarities: Similarities, weights: Tensor, state: State) -> tuple[Judgment, State]:
+        n, similarity = len(weights), similarities.cosines()
         pairs = similarity[~torch.eye(n, dtype=torch.bool, device=similarity.device)]
         # numpy, because torch.quantile refuses more than 16 million values.
         now = max(0.0, float(np.quantile(pairs.cpu().numpy(), QUANTILE))) if n > 1 else state
         baseline = now if state is None else state
         if baseline is None:  # a single client, and no earlier round
-            return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state
+            return Judgment(torch.zeros_like(weights), torch.ones_like(weights)), state
         excess = ((similarity - baseline) / max(1 - baseline, ROUNDING)).clamp(0, 1).fill_diagonal_(0)
         duplicates = excess.square().sum(dim=1)
-        weights = (1 / (1 + duplicates)).to(cohort.weights.dtype)
-        return Judgment(duplicates.to(cohort.weights.dtype), weights), running_average(state, now, self.decay)
+        judgment = Judgment(duplicates.to(weights.dtype), (1 / (1 + duplicates)).to(weights.dtype))
+        return judgment, running_average(state, now, self.decay)

@@ -116,7 +116,7 @@ class SecureLeader:
         except (HelperUnreachable, Refused) as problem:
             raise self._count_failure(problem) from problem
         log.info("ticket %d of the helper, model %s", ticket.number, ticket.model.hex()[:8])
-        return LeaderRound(SecureRecord(ticket, terms, parts.layer), parts, model, request.theta, memory)
+        return LeaderRound(SecureRecord(ticket, terms, parts.layer or ""), parts, model, request.theta, memory)
 
     def open(self, checked: CheckedReplies) -> tuple[CheckedReplies, Outcomes]:
         """Check all reports with the helper, and open the sum. Replies whose reports are refused become rejections."""
