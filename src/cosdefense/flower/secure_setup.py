@@ -38,8 +38,8 @@ def build_leader(
         raise ValueError(f"{name} needs run_config=context.run_config: every node compares it with its own")
     if not defense.options["encrypted"]:
         raise ValueError(f"{name}.plain is for simulations: clients would send what they must hide")
-    if isinstance(defense, Secure) and defense.compares:
-        raise ValueError(f"{name} with rules that compare clients is for simulations")
+    if isinstance(defense, Secure) and defense.compares and getattr(helper, "triples", None) is None:
+        raise ValueError(f"{name} compares clients, and needs a dealer's triples: RemoteHelper(…, triples=…)")
     reads = StrategyMetrics.of(strategy)
     for used, what in (
         (weigh_by_examples, "weigh_by_examples: halves of updates are added, not multiplied"),

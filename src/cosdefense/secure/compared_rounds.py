@@ -10,18 +10,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from .comparing_helper import ComparingHelper
-from .comparing_leader import Compared, list_squares, open_compared_round, project_references
+from .comparing_leader import Compared, ComparingLink, list_squares, open_compared_round, project_references
 from .comparing_rule import Choice, ComparingRule
 from .encoding import Encoded
 from .exchange import Outcome, TicketRequest
 from .model import ModelParts
 from .policy import Policy
 from .projection import RING, project
-from .report import write_report
+from .report import Report, write_report
 from .ring import Words
 from .rule import refuse_count
 from .terms import Terms
-from .triples import deal_stocks
+from .ticket import Ticket
+from .triples import TripleStock, deal_stocks
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,29 @@ def run_compared_protocol(
     ticket = helper.issue_ticket(TicketRequest(terms, parts.head_bytes(params), parts.rest_digest(params)))
     ticket.check(helper.public_key, terms.digest, parts.digest(params))
     reports = [write_report(update, (), terms, ticket, node) for update, node in zip(encoded, keys, strict=False)]
+    found, outcomes = open_by_rule(reports, ticket, terms, rule, helper, leader_triples)
+    refused = [outcome.name for outcome in found if outcome != Outcome.VALID]
+    if refused:
+        raise AssertionError(f"reports of honest clients were refused: {refused}")
+    return outcomes
+
+
+def open_by_rule(
+    reports: Sequence[Report],
+    ticket: Ticket,
+    terms: Terms,
+    rule: ComparingRule,
+    helper: ComparingLink,
+    triples: TripleStock,
+) -> tuple[tuple[Outcome, ...], ComparedOutcomes]:
+    """What became of each report, and what was chosen and opened."""
     choices = list[Choice]()
 
     def decide(compared: Compared) -> tuple[int, ...]:
         choices.append(rule.decide(compared, terms))
         return choices[-1].weights
 
-    references = rule.encode_references(terms)
-    opened = open_compared_round(reports, ticket, terms, references, decide, helper, leader_triples)
-    refused = [outcome.name for outcome in opened.outcomes if outcome != Outcome.VALID]
-    if refused:
-        raise AssertionError(f"reports of honest clients were refused: {refused}")
-    choice = choices[0] if choices else rule.refuse(len(reports), str(opened.refused))
-    return ComparedOutcomes(choice, opened.words)
+    opened = open_compared_round(reports, ticket, terms, rule.encode_references(terms), decide, helper, triples)
+    n_valid = opened.outcomes.count(Outcome.VALID)
+    choice = choices[0] if choices else rule.refuse(n_valid, str(opened.refused))
+    return opened.outcomes, ComparedOutcomes(choice, opened.words)

@@ -8,7 +8,7 @@ halves of Y·Yᵀ. A triple is used once: two openings under one U show the diff
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .projection import RING, SIZE
@@ -68,38 +68,43 @@ class TripleStock:
 
     Args:
         deal: What the halves of both servers have in common.
-        halves: All of them, used ones too.
+        count: How many there are, used ones too.
+        read: Gives the half with an index.
         position: The first that was not used.
-        save: Called with the new position before a half is given out.
+        save: Called with the new position before a half is read.
     """
 
     def __init__(
         self,
         deal: bytes,
-        halves: Sequence[TripleHalf],
+        count: int,
+        read: Callable[[int], TripleHalf],
         position: int = 0,
         save: Callable[[int], None] = lambda position: None,
     ) -> None:
-        self.deal, self.position = deal, position
-        self._halves, self._save = halves, save
+        self.deal, self.count, self.position = deal, count, position
+        self._read, self._save = read, save
 
     def __len__(self) -> int:
         """How many are left."""
-        return len(self._halves) - self.position
+        return self.count - self.position
 
     def take(self, index: int | None = None) -> TripleHalf:
         """The half with this index, or the first that was not used. Those before it are not given out any more."""
         index = self.position if index is None else index
         if index < self.position:
             raise NoTriple(f"triple {index} was used, or passed over")
-        if index >= len(self._halves):
-            raise NoTriple(f"all {len(self._halves)} triples were used: the dealer must deal new ones")
+        if index >= self.count:
+            raise NoTriple(f"all {self.count} triples were used: the dealer must deal new ones")
         self._save(index + 1)  # before anything that depends on it can leave this server
         self.position = index + 1
-        return self._halves[index]
+        return self._read(index)
 
 
 def deal_stocks(clients: int, count: int = 1) -> tuple[TripleStock, TripleStock]:
     """The leader's and the helper's halves of some triples, in memory."""
     name, dealt = os.urandom(KEY), [deal(clients) for _ in range(count)]
-    return TripleStock(name, [a for a, _ in dealt]), TripleStock(name, [b for _, b in dealt])
+    return (
+        TripleStock(name, count, [leader for leader, _ in dealt].__getitem__),
+        TripleStock(name, count, [helper for _, helper in dealt].__getitem__),
+    )
