@@ -101,6 +101,7 @@ def test_dealt_triples_fit_each_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists already"):
         run("deal", tmp_path / "triples", "--clients", 5, "--rounds", 7)
     run("keys", tmp_path, "--host", "localhost")
+    run("leader-key", tmp_path / "leader.crt")
     settings = tmp_path / "helper.toml"
     settings.write_text(settings.read_text().replace("# triples", "triples"))
     with pytest.raises(ConfigError, match=r"helper\.triples cannot be read"):
