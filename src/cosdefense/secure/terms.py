@@ -13,7 +13,7 @@ from .ring import Ring
 from .sketch import SKETCH
 from .streams import digest
 
-VERSION = 2
+VERSION = 1
 HEAD_BITS = 40  # fraction bits of the head's update
 STEPS = 256  # a claimed length is in units of clip / STEPS; weights are in units of 1 / STEPS
 MAX_LENGTH = 16 * STEPS  # the largest length that can be claimed
@@ -109,14 +109,17 @@ class Terms:
             raise RefusedTerms(f"terms are not JSON: {error}") from error
         if not isinstance(table, dict) or table.pop("version", None) != VERSION:
             raise RefusedTerms(f"terms need version {VERSION}")
-        terms = _typed(cls, table)
+        terms = _typed(cls, {"references": None, **table})
         if terms.to_json() != text:
             raise RefusedTerms("terms are not in canonical form")
         return terms
 
     def to_json(self) -> str:
         """The canonical form, which is what digests cover."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        table = {"version": VERSION, **asdict(self)}
+        if self.references is None:
+            del table["references"]
+        return json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @cached_property
     def digest(self) -> bytes:
