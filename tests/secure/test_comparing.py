@@ -189,6 +189,8 @@ def test_each_step_happens_once_and_in_order() -> None:
     changed = replace(checks, answers=(None, *checks.answers[1:]), outcomes=(Outcome.MISSING, *checks.outcomes[1:]))
     with pytest.raises(Refused, match="are projected"):
         helper.project(changed)
+    assert helper._comparison is not None
+    assert helper._comparison.secret is None  # the triple is forgotten with its use
     products = helper.multiply(masked)
     assert helper.multiply(masked) is products
     with pytest.raises(Refused, match="are compared"):  # a second answer under one mask would show a projection
@@ -197,6 +199,8 @@ def test_each_step_happens_once_and_in_order() -> None:
         helper.settle(checks)
     settled = helper.settle_weights(Weights(number, (VOTE,) * 5))
     assert settled.words is not None
+    assert helper._round is not None
+    assert not helper._round.seeds
     assert helper.settle_weights(Weights(number, (VOTE,) * 5)) is settled
     with pytest.raises(Refused, match="is settled"):
         helper.settle_weights(Weights(number, (VOTE, VOTE, VOTE, VOTE, 0)))

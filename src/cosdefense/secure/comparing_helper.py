@@ -31,8 +31,7 @@ class _Comparison:
 
     answers: bytes  # digest of the leader's
     projected: Projected
-    rows: Words  # the helper's half of the projections
-    triple: TripleHalf
+    secret: tuple[Words, TripleHalf] | None  # the helper's half of the projections, and of the triple; None: used
     masked: bytes | None = None  # digest of the leader's
     products: Products | None = None
 
@@ -90,7 +89,7 @@ class ComparingHelper(Helper):
         key = self._draw_key()
         rows = np.stack([project(terms.ring.draw(seed, terms.words)[: terms.weights], key) for seed in seeds])
         projected = Projected(leader.number, outcomes, key, self._triples.deal, index, rows - mask)
-        self._comparison = _Comparison(body, projected, rows, triple)
+        self._comparison = _Comparison(body, projected, (rows, triple))
         return projected
 
     def multiply(self, leader: Masked) -> Products:
@@ -103,14 +102,16 @@ class ComparingHelper(Helper):
             if found.masked != body:
                 raise Refused(f"the updates of round {leader.number} are compared")
             return found.products
-        if leader.masked.shape != found.rows.shape:
-            raise Refused(f"{len(found.rows)} reports are valid, got {len(leader.masked)} projections")
+        assert found.secret is not None
+        rows, triple = found.secret
+        if leader.masked.shape != rows.shape:
+            raise Refused(f"{len(rows)} reports are valid, got {len(leader.masked)} projections")
         if len(leader.references) != current.request.terms.references:
             raise Refused(f"the terms say {current.request.terms.references} public vectors")
         opened = found.projected.masked + leader.masked
-        products = multiply(opened, found.triple, leader=False)
-        found.products = Products(leader.number, products, found.rows @ leader.references.T)
-        found.masked = body
+        products = multiply(opened, triple, leader=False)
+        found.products = Products(leader.number, products, rows @ leader.references.T)
+        found.masked, found.secret = body, None
         return found.products
 
     def settle(self, leader: Checks) -> Settled:
@@ -139,6 +140,7 @@ class ComparingHelper(Helper):
             self._save_settlement(current, self._state.memory)
             settled = self._sum(current, settled)
         current.settlement = (body, settled)
+        current.key, current.seeds = None, ()  # as after every settlement
         return settled
 
     def _find_comparison(self, number: int) -> _Comparison | None:
