@@ -167,6 +167,29 @@ def test_filters_may_ask_for_their_own_references_only() -> None:
         found.cosines_with(torch.zeros(12_400))
 
 
+@dataclass(frozen=True)
+class Lengthening(SimilarityFilter):
+    """Doubles the first update and gives the last five votes."""
+
+    def judge(self, similarities: Similarities, weights: Tensor, state: State) -> tuple[Judgment, State]:
+        n, norms = len(weights), similarities.norms()
+        votes, factors = torch.ones(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
+        votes[-1], factors[0] = 5.0, 2.0
+        return Judgment(norms, votes, factors=factors), state
+
+
+def test_weights_and_factors_above_one() -> None:
+    layout = Layout(LAYOUT.shapes[:3], LAYOUT.head, 27)
+    cohort = draw_cohort(4, n=20, layout=layout)
+    defense = Defense((Lengthening(),), Mean())
+    secure = Secure(defense, smallest=4)
+    verdict, _ = secure(cohort, secure.init())
+    expected, _ = defense(cohort, defense.init())
+    assert verdict.skipped is None
+    assert torch.allclose(verdict.update, expected.update, atol=1e-5)
+    assert torch.allclose(5 * verdict.weights, expected.weights, atol=1e-3)
+
+
 def test_zero_updates_have_no_cosine() -> None:
     cohort = draw_cohort(2)
     updates = cohort.updates.clone()

@@ -121,8 +121,9 @@ class ComparingRule:
             if judgment.factors is not None:
                 factors[rows] *= judgment.factors
                 seen = seen.scale(judgment.factors)
-        votes = _to_votes(weights)
-        counted = tuple(min(a, b) for a, b in zip(votes, _to_votes(weights * factors), strict=True))
+        scaled = weights * factors
+        largest = max(1.0, float(weights.max()), float(scaled.max()))  # a mean does not depend on the scale of weights
+        votes, counted = _to_votes(weights / largest), _to_votes(scaled / largest)
         refused = refuse_opening(counted, terms)
         if refused is not None:
             return Choice((0,) * n, counted, evidence, self.memories, refused)
