@@ -4,9 +4,9 @@ python benchmarks/secure.py [--markdown] [--json FILE] [--quick] [--only TEXT]
 
 Client, leader and helper run one after the other in this process, so each is measured alone; on two computers leader
 and helper check reports at the same time. The leader is `Defended` with a helper, from replies to the new model. The
-open round is `Defended` with the same defense without secrecy: Clip, CosDefense, Mean. CPU seconds are those of all
-threads. Memory is the growth of the resident set at its peak, without the replies. Updates are drawn at random and
-longer than the clip allows.
+open round is `Defended` with the same defense without secrecy: Clip, CosDefense, Mean; where updates are compared,
+Factions. CPU seconds are those of all threads. Memory is the growth of the resident set at its peak, without the
+replies. Updates are drawn at random and longer than the clip allows.
 
 Flower's SecAgg+ is its client's last step alone, on the same update: quantize, mask, and serialize. It filters nothing.
 """
@@ -37,11 +37,14 @@ from cosdefense.filters import Clip, CosDefense, NormLimit
 from cosdefense.flower import Defended
 from cosdefense.flower.secure_record import REPORT
 from cosdefense.secure import Secure
+from cosdefense.secure.comparing_helper import ComparingHelper
+from cosdefense.secure.comparison import Masked, Products, Projected, Weights
 from cosdefense.secure.exchange import Checks, Reports, Settled, TicketRequest
-from cosdefense.secure.helper import Helper
 from cosdefense.secure.policy import Policy
 from cosdefense.secure.report import write_report
+from cosdefense.secure.streams import KEY
 from cosdefense.secure.ticket import Ticket
+from cosdefense.secure.triples import TripleHalf, TripleStock, deal
 
 # Name, clients, coordinates, coordinates of the head, buffers.
 SIZES = (("ResNet-18", 10, 11_173_962, 5_120, 9_600), ("CNN", 100, 710_218, 1_280, 0))
@@ -50,11 +53,18 @@ NEIGHBORS = 9  # with whom a client of SecAgg+ shares masks: all others of ten
 MB = 1e-6
 
 
+class Unlimited(TripleStock):
+    """Gives out its only triple again: the same round is measured twice."""
+
+    def take(self, index: int | None = None) -> TripleHalf:
+        return self._read(0)
+
+
 class MeasuredHelper:
     """A helper whose CPU seconds, memory and messages are counted. The same request again gets the answer at once."""
 
-    def __init__(self, helper: Helper) -> None:
-        self.helper, self.seconds, self.memory = helper, dict[str, float](), 0
+    def __init__(self, helper: ComparingHelper, triples: TripleStock) -> None:
+        self.helper, self.seconds, self.memory, self.triples = helper, dict[str, float](), 0, triples
         self.received = self.sent = 0
         self.all_seconds = 0.0  # with the measuring itself
         self.kept = dict[str, Any]()
@@ -75,6 +85,27 @@ class MeasuredHelper:
         if "settle" not in self.kept:
             self.received += len(leader.to_bytes())
             settled: Settled = self._measure("settle", lambda: self.helper.settle(leader))
+            self.sent += len(settled.to_bytes(self.terms))
+        return self.kept["settle"]  # type: ignore[no-any-return]
+
+    def project(self, leader: Checks) -> Projected:
+        if "project" not in self.kept:
+            self.received += len(leader.to_bytes())
+            projected: Projected = self._measure("project", lambda: self.helper.project(leader))
+            self.sent += len(projected.to_bytes())
+        return self.kept["project"]  # type: ignore[no-any-return]
+
+    def multiply(self, leader: Masked) -> Products:
+        if "multiply" not in self.kept:
+            self.received += len(leader.to_bytes())
+            products: Products = self._measure("multiply", lambda: self.helper.multiply(leader))
+            self.sent += len(products.to_bytes())
+        return self.kept["multiply"]  # type: ignore[no-any-return]
+
+    def settle_weights(self, leader: Weights) -> Settled:
+        if "settle" not in self.kept:
+            self.received += len(leader.to_bytes())
+            settled: Settled = self._measure("settle", lambda: self.helper.settle_weights(leader))
             self.sent += len(settled.to_bytes(self.terms))
         return self.kept["settle"]  # type: ignore[no-any-return]
 
@@ -120,7 +151,13 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
     model = make_model(d, head, buffers)
     keys = [Ed25519PrivateKey.generate() for _ in range(n)]
     nodes = tuple(key.public_key().public_bytes_raw() for key in keys)
-    helper = MeasuredHelper(Helper(Ed25519PrivateKey.generate(), nodes, Policy(norms=True)))
+    start = time.process_time()
+    dealt = deal(n)
+    dealer = time.process_time() - start
+    assert dealt[1].products is not None
+    stocks = [Unlimited(bytes(KEY), 1, [half].__getitem__) for half in dealt]
+    policy = Policy(norms=True, comparisons=True)
+    helper = MeasuredHelper(ComparingHelper(Ed25519PrivateKey.generate(), nodes, policy, triples=stocks[1]), stocks[0])
     defended = Defended(plain(n), secure, helper=helper, run_config={}, head="head.weight")
     prepare(defended, n, model)
     assert defended.leader is not None
@@ -146,8 +183,10 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
     leader = time.process_time() - start - (helper.all_seconds - ticket)
     assert result is not None
     check, settle = helper.seconds["check"], helper.seconds["settle"]
+    compare = helper.seconds.get("project", 0.0) + helper.seconds.get("multiply", 0.0)
     memory = peak_memory(lambda: defended.aggregate_train(1, replies))
-    opened = prepare(Defended(plain(n), Defense((Clip(4.0), CosDefense()), Mean()), head="head.weight"), n, model)
+    same = get("factions") if secure.compares else Defense((Clip(4.0), CosDefense()), Mean())
+    opened = prepare(Defended(plain(n), same, head="head.weight"), n, model)
     start = time.process_time()
     assert opened.aggregate_train(1, open_replies)[0] is not None
     in_the_open = time.process_time() - start
@@ -161,13 +200,16 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
         "SecAgg+ client, s": masked,
         "leader: its halves and the opening, s": leader,
         "helper: its halves, s": check,
+        "helper: projections and products, s": compare,
         "helper: settlement, s": settle,
-        "after the last report, s": max(leader, check) + settle,
+        "after the last report, s": max(leader, check) + compare + settle,
         "`Defended` in the open, s": in_the_open,
         "leader to helper, MB": MB * helper.received,
         "helper to leader, MB": MB * helper.sent,
         "memory of the leader, MB": MB * memory,
         "memory of the helper, MB": MB * helper.memory,
+        "dealer, s": dealer * secure.compares,
+        "dealer to helper, MB": MB * (KEY + dealt[1].products.nbytes) * secure.compares,
     }
 
 
@@ -195,6 +237,7 @@ def main() -> None:
     modes = {
         "prove": Secure(get("cosdefense"), colluders=0.0),
         "scale": Secure(Defense((NormLimit(), CosDefense()), Mean()), colluders=0.0),
+        "compare": Secure(get("factions"), colluders=0.0),
     }
     columns = {
         title: measure(n, d, head, buffers, secure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -11,9 +12,10 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.cli.app import app
 from cosdefense.secure.helper_config import HelperConfig, read_private_key
 from cosdefense.secure.policy import Policy
+from cosdefense.secure.triple_files import Role, TripleFile
 
 
-def run(*arguments: str | Path) -> str:
+def run(*arguments: str | int | Path) -> str:
     done = CliRunner().invoke(app, ["helper", *map(str, arguments)])
     if done.exception is not None:
         raise done.exception
@@ -86,3 +88,21 @@ def test_bad_settings_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "helper.state").write_text("{")
     with pytest.raises(ConfigError, match="state cannot be read"):
         run("serve", tmp_path / "helper.toml")
+
+
+def test_dealt_triples_fit_each_other(tmp_path: Path) -> None:
+    told = run("deal", tmp_path / "triples", "--clients", 5, "--rounds", 7)
+    assert "7 rounds of at most 5 clients" in told
+    files = [TripleFile(tmp_path / "triples" / f"{role}.triples", role) for role in get_args(Role)]
+    assert [(file.clients, file.count) for file in files] == [(5, 7)] * 2
+    assert files[0].deal == files[1].deal
+    for file in files:
+        file.close()
+    with pytest.raises(ConfigError, match="exists already"):
+        run("deal", tmp_path / "triples", "--clients", 5, "--rounds", 7)
+    run("keys", tmp_path, "--host", "localhost")
+    run("leader-key", tmp_path / "leader.crt")
+    settings = tmp_path / "helper.toml"
+    settings.write_text(settings.read_text().replace("# triples", "triples"))
+    with pytest.raises(ConfigError, match=r"helper\.triples cannot be read"):
+        run("serve", settings)

@@ -101,9 +101,12 @@ class Site:
     def address(self) -> str:
         return f"https://localhost:{self.config.port}"
 
-    def connect(self, certificate: str = "leader", authority: str = "helper-ca") -> RemoteHelper:
+    def connect(
+        self, certificate: str = "leader", authority: str = "helper-ca", triples: Path | None = None
+    ) -> RemoteHelper:
         own, trusted = self.folder / f"{certificate}.crt", self.folder / f"{authority}.crt"
-        self.connections.append(RemoteHelper(self.address, own, trusted, timeout=300.0, retry_seconds=0.0))
+        helper = RemoteHelper(self.address, own, trusted, timeout=300.0, retry_seconds=0.0, triples=triples)
+        self.connections.append(helper)
         return self.connections[-1]
 
     def start(self) -> None:
@@ -127,9 +130,8 @@ class Site:
             self.process = None
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("helper")
+def build_site(folder: Path) -> Site:
+    """Keys, certificates and settings of a helper that does not run yet."""
     keys = [Ed25519PrivateKey.generate() for _ in range(5)]
     leader, helper, other = (Authority(folder, name) for name in ("leader-ca", "helper-ca", "other-ca"))
     helper.issue("helper")
@@ -145,7 +147,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         f'listen = "127.0.0.1:{port}"\ncertificate = "helper.crt"\nleader_authority = "leader-ca.crt"\n'
         'identity = "identity.pem"\nroster = "nodes.toml"\nstate = "helper.state"\nsmallest = 3\n'
     )
-    found = Site(folder, keys)
+    return Site(folder, keys)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    found = build_site(tmp_path_factory.mktemp("helper"))
     found.start()
     try:
         yield found

@@ -37,7 +37,7 @@ def slow_sketch(words: list[int], key: bytes, modulus: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("bits", [32, 40])
+@pytest.mark.parametrize("bits", [32, 40, 64])
 @settings(max_examples=2)
 @given(st.data())
 def test_sketch_is_the_double_loop(bits: int, data: st.DataObject) -> None:
@@ -47,7 +47,7 @@ def test_sketch_is_the_double_loop(bits: int, data: st.DataObject) -> None:
     assert found.tolist() == slow_sketch(words, KEY, 2**bits)
 
 
-@pytest.mark.parametrize("bits", [32, 40])
+@pytest.mark.parametrize("bits", [32, 40, 64])
 @pytest.mark.parametrize("n", [1, 63, 1000, 1 << 16, 300_000])
 def test_sketches_of_halves_add_up(bits: int, n: int) -> None:
     rng, ring = np.random.default_rng(0), Ring(bits)
@@ -71,26 +71,27 @@ def test_the_estimated_length_is_off_by_a_few_percent(n: int) -> None:
 
 def hostile(n: int, bits: int) -> dict[str, np.ndarray]:
     """Vectors that look short where coefficients are chosen badly: they wrap, or cancel in blocks and columns."""
-    half, third, rng = 2 ** (bits - 1), 2**bits // 3, np.random.default_rng(1)
-    shapes = {name: np.zeros(n, np.int64) for name in ("one", "pair in a block", "pair in a column", "rectangle")}
+    half, third, one, rng = 2 ** (bits - 1), 2**bits // 3, np.uint64(1), np.random.default_rng(1)
+    shapes = {name: np.zeros(n, np.uint64) for name in ("one", "pair in a block", "pair in a column", "rectangle")}
     shapes["one"][5] = half
     shapes["pair in a block"][[3, 9]] = half
     shapes["pair in a column"][[3, 67]] = half
     shapes["rectangle"][[3, 9, 67, 73]] = half
-    shapes["a block"] = np.where(np.arange(n) < 64, half, 0)
-    shapes["a column"] = np.where(np.arange(n) % 64 == 7, half, 0)
+    where, half, third = np.arange(n), np.uint64(half), np.uint64(third)
+    shapes["a block"] = half * (where < 64)
+    shapes["a column"] = half * (where % 64 == 7)
     shapes["everything"] = np.full(n, half)
     shapes["thirds"] = np.full(n, third)
-    shapes["one third"] = np.where(np.arange(n) == 11, third, 0)
-    shapes["quarters"] = np.full(n, half // 2)
-    shapes["opposite pair"] = np.where(np.arange(n) == 3, half - 1, np.where(np.arange(n) == 9, half + 1, 0))
-    shapes["uniform"] = rng.integers(0, 2**bits, n)
-    shapes["sparse"] = np.where(rng.random(n) < 0.05, half, 0)
-    shapes["alternating"] = np.where(np.arange(n) % 2 == 0, half, third)
+    shapes["one third"] = third * (where == 11)
+    shapes["quarters"] = np.full(n, half // np.uint64(2))
+    shapes["opposite pair"] = (half - one) * (where == 3) + (half + one) * (where == 9)
+    shapes["uniform"] = rng.integers(0, 2**bits, n, dtype=np.uint64)
+    shapes["sparse"] = half * (rng.random(n) < 0.05)
+    shapes["alternating"] = np.where(where % 2 == 0, half, third)
     return shapes
 
 
-@pytest.mark.parametrize("bits", [32, 40])
+@pytest.mark.parametrize("bits", [32, 40, 64])
 def test_vectors_that_wrap_never_look_short(bits: int) -> None:
     """A limit of a fiftieth of half the modulus is what the fraction bits leave."""
     ring, limit = Ring(bits), 1.25 * 2 ** (bits - 1) / 50

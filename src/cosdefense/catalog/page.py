@@ -97,7 +97,7 @@ def _describe_defenses() -> Iterator[str]:
     yield "### Parts and options\n"
     yield "* all of them"
     yield f"  * `buffers = median`: {explanations_of(Defense)['buffers']}"
-    yield "  * `secure = false`: For `cosdefense` only: judge updates that no server sees ([secure.md](secure.md))."
+    yield "  * `secure = false`: For `cosdefense`, `factions`: judge what no server sees ([secure.md](secure.md))."
     for name, make in PRESETS.items():
         yield f"* `{name}`: {_name_parts(make())}"
         yield from (f"  {line}" for line in _list_options(make))

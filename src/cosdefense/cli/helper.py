@@ -34,6 +34,7 @@ max_clients = 1000
 max_coordinates = 50_000_000
 max_settlements = 2                # sums in a row on one model; the second is for a leader that lost the first
 norms = false                      # whether norms of updates may be opened, which NormLimit needs
+# triples = "helper.triples"       # a dealer's: then products of updates may be opened, which Factions needs
 """
 
 
@@ -44,10 +45,11 @@ def serve(settings: Annotated[Path, typer.Argument(help="The settings, a TOML fi
     from ..secure.helper_config import BadSettings
     from ..secure.helper_state import BrokenState
     from ..secure.service import serve
+    from ..secure.triple_files import BadTriples
 
     try:
         serve(settings)
-    except (BadSettings, BrokenState) as problem:
+    except (BadSettings, BrokenState, BadTriples) as problem:
         raise ConfigError(str(problem)) from problem
 
 
@@ -110,6 +112,27 @@ def node_key(
     public = make_signing_key(file)
     console.err.print(f"Wrote {file} (keep it secret). For the helper's roster:", soft_wrap=True)
     console.out.print(f'{name} = "{public}"', soft_wrap=True)
+
+
+@helper_app.command(epilog="Example: cosdefense helper deal triples --clients 10 --rounds 1000")
+def deal(
+    folder: Annotated[Path, typer.Argument(help="Where to write the two files.")],
+    clients: Annotated[int, typer.Option(help="The most clients of a round.", min=3, max=1000)],
+    rounds: Annotated[int, typer.Option(help="How many rounds the triples are for.", min=1)],
+) -> None:
+    """Deal random numbers for rules that compare clients. Run it at neither of the two servers' operators."""
+    _check_installed()
+    from ..secure.triple_files import deal_files
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files = folder / "leader.triples", folder / "helper.triples"
+    _refuse_existing(*files)
+    deal_files(*files, clients, rounds)
+    for line in (
+        f"Wrote {files[0]} and {files[1]}: {rounds} rounds of at most {clients} clients.",
+        "Give each file to its server's operator alone, then delete both: whoever has both can read projections.",
+    ):
+        console.out.print(line, soft_wrap=True)
 
 
 def _check_host(host: str) -> None:

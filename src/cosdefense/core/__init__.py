@@ -7,6 +7,7 @@ from .layout import Layout, UnknownLayer
 from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
 from .randomness import derive, generator, use_seed
 from .running_average import check_decay, running_average
+from .similarities import RowSimilarities, Similarities, SimilarityFilter
 from .state import pack, unpack
 from .trusted_data import MissingTrustedData, TrustedData
 from .verdict import Judged, Verdict
@@ -26,6 +27,9 @@ __all__ = [
     "MissingTrustedData",
     "Need",
     "Part",
+    "RowSimilarities",
+    "Similarities",
+    "SimilarityFilter",
     "State",
     "TooFewClients",
     "TrustedData",

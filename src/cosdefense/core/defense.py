@@ -131,7 +131,7 @@ class Defense:
             if len(cohort) == 0:
                 break
             judgment, memories[i] = part(cohort, memories[i])
-            label = _label(part, evidence)
+            label = label_filter(part, evidence)
             evidence[label] = scatter_rows(judgment.scores, rows, len(received), fill=float("nan"))
             if judgment.points is not None:
                 points[label] = scatter_rows(judgment.points, rows, len(received), fill=float("nan"))
@@ -269,7 +269,7 @@ def _drop_rejected(cohort: Cohort, rows: Int[Tensor, " n"]) -> tuple[Cohort, Int
     return (cohort, rows) if bool(kept.all()) else (cohort.only(kept), rows[kept])
 
 
-def _label(part: Filter, taken: Collection[str]) -> str:
+def label_filter(part: Filter, taken: Collection[str]) -> str:
     """The filter's name; the second filter of a kind gets a number."""
     name = type(part).__name__
     return name if name not in taken else f"{name} {sum(key.split()[0] == name for key in taken) + 1}"

@@ -39,12 +39,14 @@ class Judgment:
         weights: How much each client should count; 0 = reject.
         updates: The rows to use instead. None: the rows stay as they are.
         points: The position of each client in a picture, from filters that make one.
+        factors: What each row was multiplied by, if that is all that a filter did to rows.
     """
 
     scores: Float[Tensor, " n"]
     weights: Float[Tensor, " n"] | Bool[Tensor, " n"]
     updates: Float[Tensor, "n d"] | None = None
     points: Float[Tensor, "n 2"] | None = None
+    factors: Float[Tensor, " n"] | None = None
 
 
 class Part(ABC):

@@ -14,15 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
-from ..ops import cosines
+from ..core import Judgment, Similarities, SimilarityFilter, State, check_decay, running_average
 
 QUANTILE = 0.75  # near it lies the cosine of two honest clients, whatever the share of malicious ones
 ROUNDING = 1e-6  # where all updates are identical, smaller differences mean nothing
 
 
 @dataclass(frozen=True)
-class NearDuplicates(Filter):
+class NearDuplicates(SimilarityFilter):
     """Give every update the weight 1 / (1 + Σ eᵢⱼ²), where eᵢⱼ = max(0, cᵢⱼ − c) / (1 − c).
 
     Here cᵢⱼ is the cosine of two updates, and c the running average of the 0.75 quantile of all cosines of a round. m
@@ -39,17 +38,17 @@ class NearDuplicates(Filter):
     def __post_init__(self) -> None:
         check_decay(self)
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        similarity = cosines(cohort.trainable())
+    def judge(self, similarities: Similarities, weights: Tensor, state: State) -> tuple[Judgment, State]:
+        similarity = similarities.cosines()
         now = typical_cosine(similarity)
         if now is None:  # a single client
             now = state
         baseline = now if state is None else state
         if baseline is None:  # a single client, and no earlier round
-            return Judgment(torch.zeros_like(cohort.weights), torch.ones_like(cohort.weights)), state
+            return Judgment(torch.zeros_like(weights), torch.ones_like(weights)), state
         duplicates = count_duplicates(similarity, baseline)
-        weights = (1 / (1 + duplicates)).to(cohort.weights.dtype)
-        return Judgment(duplicates.to(cohort.weights.dtype), weights), running_average(state, now, self.decay)
+        judgment = Judgment(duplicates.to(weights.dtype), (1 / (1 + duplicates)).to(weights.dtype))
+        return judgment, running_average(state, now, self.decay)
 
 
 def typical_cosine(similarity: Float[Tensor, "n n"]) -> float | None:

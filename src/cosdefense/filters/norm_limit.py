@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
-from ..ops import median_of, rescale_rows, row_norms
+from ..core import Judgment, Similarities, SimilarityFilter, State, check_decay, running_average
+from ..ops import median_of
 
 
 @dataclass(frozen=True)
-class NormLimit(Filter):
+class NormLimit(SimilarityFilter):
     """Reject updates longer than `max_ratio` running median norms, and clip the others to the running median norm.
 
     The running median norm is a running average of the median norm of the accepted updates. In the first round it is
@@ -33,6 +35,8 @@ class NormLimit(Filter):
             than 1 − quantile of the clients are malicious.
     """
 
+    limits_norms: ClassVar[bool] = True
+
     max_ratio: float = 2.0
     decay: float = 0.95
     quantile: float = 0.4
@@ -44,12 +48,14 @@ class NormLimit(Filter):
             raise ValueError(f"NormLimit.quantile must be in [0, 1), got {self.quantile}")
         check_decay(self)
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        norms = row_norms(cohort.trainable())
+    def get_typical_norm(self, state: State) -> float | None:
+        return state or None
+
+    def judge(self, similarities: Similarities, weights: Tensor, state: State) -> tuple[Judgment, State]:
+        norms = similarities.norms()
         median = state or float(median_of(norms))  # a running median of zero carries no information
         quantile = float(norms.quantile(self.quantile, interpolation="lower"))
         accepted = norms <= self.max_ratio * max(median, quantile)
         factors = torch.where(norms > median, median / norms, 1.0)
         now = min(float(median_of(norms[accepted])), 2 * median)
-        judgment = Judgment(norms, accepted, rescale_rows(cohort.updates, factors))
-        return judgment, running_average(state or None, now, self.decay)
+        return Judgment(norms, accepted, factors=factors), running_average(state or None, now, self.decay)

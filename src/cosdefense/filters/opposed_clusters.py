@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State
-from ..ops import cosines
+from ..core import Judgment, Similarities, SimilarityFilter, State
 
 
 @dataclass(frozen=True)
-class OpposedClusters(Filter):
+class OpposedClusters(SimilarityFilter):
     """Split the updates into two clusters and, if these are opposed, reject the cluster with fewer votes.
 
     The clusters are given by the signs of the leading eigenvector of the matrix of cosines. The clusters are opposed
@@ -36,12 +35,12 @@ class OpposedClusters(Filter):
         if not 0 <= self.min_opposition < 1:
             raise ValueError(f"OpposedClusters.min_opposition must be in [0, 1), got {self.min_opposition}")
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        similarity = cosines(cohort.trainable()).cpu()  # n × n is small: a CPU computes its eigenvectors faster
-        trusted = self._select_trusted(similarity, cohort.weights.double().cpu())
+    def judge(self, similarities: Similarities, weights: Tensor, state: State) -> tuple[Judgment, State]:
+        similarity = similarities.cosines().cpu()  # n × n is small: a CPU computes its eigenvectors faster
+        trusted = self._select_trusted(similarity, weights.double().cpu())
         opposition = -_mean_over_others(similarity, trusted)
         rejected = ~trusted & (opposition > self.min_opposition)
-        return Judgment(opposition.to(cohort.weights), ~rejected.to(cohort.weights.device)), state
+        return Judgment(opposition.to(weights), ~rejected.to(weights.device)), state
 
     def _select_trusted(self, similarity: Float[Tensor, "n n"], votes: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """The cluster with more votes if the two are opposed; otherwise all clients."""

@@ -40,6 +40,7 @@ class NodeSettings:
         norms: `secure-norms`, whether the norm of its update may be opened.
         head: `secure-head`, the fewest coordinates of the tensor whose cosine is opened: the server chooses the tensor,
             and the cosine of very few coordinates says nearly all about their direction.
+        comparisons: `secure-comparisons`, whether the inner products of its update with others may be opened.
     """
 
     key: Ed25519PrivateKey
@@ -47,6 +48,7 @@ class NodeSettings:
     smallest: int = 3
     norms: bool = False
     head: int = 16
+    comparisons: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> NodeSettings:
@@ -62,21 +64,23 @@ class NodeSettings:
         smallest, head = config.get("secure-smallest", cls.smallest), config.get("secure-head", cls.head)
         if type(smallest) is not int or smallest < 3 or type(head) is not int or head < 1:
             raise ValueError("secure-smallest must be a whole number from 3, and secure-head one from 1")
-        norms = config.get("secure-norms", cls.norms)
-        if type(norms) is not bool:
-            raise ValueError("secure-norms must be true or false")
-        return cls(read_private_key(Path(config["secure-key"])), helper, smallest, norms, head)
+        norms, comparisons = config.get("secure-norms", cls.norms), config.get("secure-comparisons", cls.comparisons)
+        if type(norms) is not bool or type(comparisons) is not bool:
+            raise ValueError("secure-norms and secure-comparisons must be true or false")
+        return cls(read_private_key(Path(config["secure-key"])), helper, smallest, norms, head, comparisons)
 
     def check(self, terms: Terms) -> None:
         """Refuse terms that open more than this node agrees to."""
         if terms.smallest < self.smallest:
             raise RefusedTicket(f"sums of {terms.smallest} clients may be opened, and this node needs {self.smallest}")
-        if terms.head < self.head:
+        if not terms.compares and terms.head < self.head:
             raise RefusedTicket(
                 f"the cosine of {terms.head} coordinates would be opened, and this node needs {self.head}"
             )
         if terms.norm_limit is not None and not self.norms:
             raise RefusedTicket("norms of updates would be opened, and this node's secure-norms is false")
+        if terms.compares and not self.comparisons:
+            raise RefusedTicket("products of updates would be opened, and this node's secure-comparisons is false")
 
 
 def secure_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -98,8 +102,8 @@ def secure_mod(message: Message, context: Context, call_next: ClientAppCallable)
 def _train(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     settings, record = NodeSettings.of(context.node_config), SecureRecord.take(message)
     settings.check(record.terms)
-    model = SentModel.of(to_numpy(_get_arrays(message)), record.layer)
-    parts = ModelParts(model.layout, model.layout.find_layer(record.layer))
+    model = SentModel.of(to_numpy(_get_arrays(message)), record.layer or None)
+    parts = ModelParts(model.layout, None if record.terms.compares else model.layout.find_layer(record.layer))
     others = digest_others(message, model.arrays, model.layout, context.run_config)
     _check_model(model, parts, record, settings.helper, others)
     reply = call_next(message, context)

@@ -13,6 +13,9 @@ from numpy import dtype
 
 from ..core import Cohort, Judged, State, TooFewClients
 from ..runs.safe_text import printable
+from ..secure.compared_rounds import ComparedOutcomes, open_by_rule
+from ..secure.comparing_leader import ComparingLink
+from ..secure.comparing_rule import ComparingRule
 from ..secure.defense import Secure
 from ..secure.exchange import Outcome, TicketRequest
 from ..secure.leader import HelperLink, HelperUnreachable, ServersDisagree, open_round
@@ -23,6 +26,7 @@ from ..secure.report import Report
 from ..secure.rounds import Outcomes
 from ..secure.statements import Claim
 from ..secure.terms import STEPS, TOLERANCE, Terms
+from ..secure.triples import NoTriple, TripleStock
 from .arrays import ArraySpec
 from .node_ids import to_signed
 from .reasons import Reason
@@ -65,6 +69,7 @@ class LeaderRound:
     model: SentModel
     theta: list[int]
     memory: float | None
+    rule: ComparingRule | None = None  # where updates are compared
 
     @property
     def terms(self) -> Terms:
@@ -109,16 +114,18 @@ class SecureLeader:
         if len(others) > 1:
             raise ValueError("Secure needs a strategy that sends the same configuration to every node")
         memory, parts = self.defense.get_memory(state), self.defense.get_parts(model.layout)
-        terms = self.defense.terms(parts, model.params, len(messages), memory, quorum)
+        rule = self.defense.rule(model.params, state) if self.defense.compares else None
+        references = 0 if rule is None else len(rule.references)
+        terms = self.defense.terms(parts, model.params, len(messages), memory, quorum, references)
         request = TicketRequest(terms, parts.head_bytes(model.params), parts.rest_digest(model.params), *others)
         try:
             ticket = self.helper.issue_ticket(request)
         except (HelperUnreachable, Refused) as problem:
             raise self._count_failure(problem) from problem
         log.info("ticket %d of the helper, model %s", ticket.number, ticket.model.hex()[:8])
-        return LeaderRound(SecureRecord(ticket, terms, parts.layer), parts, model, request.theta, memory)
+        return LeaderRound(SecureRecord(ticket, terms, parts.layer or ""), parts, model, request.theta, memory, rule)
 
-    def open(self, checked: CheckedReplies) -> tuple[CheckedReplies, Outcomes]:
+    def open(self, checked: CheckedReplies) -> tuple[CheckedReplies, Outcomes | ComparedOutcomes]:
         """Check all reports with the helper, and open the sum. Replies whose reports are refused become rejections."""
         assert self.current is not None
         current, readable, reports = self.current, list[ValidReply](), list[Report]()
@@ -130,29 +137,46 @@ class SecureLeader:
                 readable.append(reply)
             except Malformed as problem:
                 rest.reject(reply.node, Reason.FORMAT, str(problem))
-        ticket, terms = current.record.ticket, current.terms
         try:
-            opened = open_round(reports, ticket, terms, current.theta, current.memory, self.helper)
-        except (HelperUnreachable, Refused, ServersDisagree) as problem:
+            found, outcomes = self._open(reports, current)
+        except (HelperUnreachable, Refused, ServersDisagree, NoTriple) as problem:
             raise self._count_failure(problem) from problem
         self._n_failed = 0
-        for reply, report, outcome in zip(readable, reports, opened.outcomes, strict=True):
+        for reply, report, outcome in zip(readable, reports, found, strict=True):
             if outcome == Outcome.VALID:
-                rest.valid.append(replace(reply, norm=_bound_norm(report.claim, terms)))
+                rest.valid.append(replace(reply, norm=_bound_norm(report.claim, current.terms)))
             else:
                 rest.reject(reply.node, REASONS[outcome], DETAILS[outcome])
+        return rest, outcomes
+
+    def _open(
+        self, reports: Sequence[Report], current: LeaderRound
+    ) -> tuple[tuple[Outcome, ...], Outcomes | ComparedOutcomes]:
+        """What became of each report, and what was decided and opened."""
+        ticket, terms = current.record.ticket, current.terms
+        if current.rule is not None:
+            triples = getattr(self.helper, "triples", None)
+            assert isinstance(self.helper, ComparingLink)
+            assert isinstance(triples, TripleStock)
+            return open_by_rule(reports, ticket, terms, current.rule, self.helper, triples)
+        opened = open_round(reports, ticket, terms, current.theta, current.memory, self.helper)
         claims = tuple(r.claim for r, o in zip(reports, opened.outcomes, strict=True) if o == Outcome.VALID)
         sums = None if opened.words is None else (opened.head, opened.words)
-        return rest, Outcomes(claims, opened.decision, sums)
+        return opened.outcomes, Outcomes(claims, opened.decision, sums)
 
-    def judge(self, replies: Sequence[ValidReply], outcomes: Outcomes, state: State, seed: int) -> tuple[Judged, State]:
+    def judge(
+        self, replies: Sequence[ValidReply], outcomes: Outcomes | ComparedOutcomes, state: State, seed: int
+    ) -> tuple[Judged, State]:
         """What was decided about the replies whose reports are valid."""
         assert self.current is not None
         model, n = self.current.model, len(replies)
         unseen = model.params.new_zeros(1).expand(n, len(model.params))  # nobody has these rows
         clients = torch.tensor([to_signed(reply.node) for reply in replies], dtype=torch.long)
         cohort = Cohort.of(unseen, model.params, model.layout, clients, seed=seed)
-        return self.defense.conclude(cohort, range(n), outcomes, self.current.parts, self.current.terms, state)
+        parts, terms = self.current.parts, self.current.terms
+        if isinstance(outcomes, ComparedOutcomes):
+            return self.defense.conclude_compared(cohort, range(n), outcomes, parts, terms, state)
+        return self.defense.conclude(cohort, range(n), outcomes, parts, terms, state)
 
     def _count_failure(self, problem: Exception) -> HelperFailed:
         self._n_failed += 1

@@ -21,7 +21,7 @@ REPORT = "report"  # the only array in a reply
 
 @dataclass(frozen=True)
 class SecureRecord:
-    """The helper's ticket, the terms that it names, and the layer that CosDefense looks at."""
+    """The helper's ticket, the terms that it names, and the layer that CosDefense looks at ("" if there is none)."""
 
     ticket: Ticket
     terms: Terms

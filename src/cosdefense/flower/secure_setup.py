@@ -29,6 +29,8 @@ def build_leader(
         if helper is not None or run_config is not None:
             raise ValueError("helper and run_config are for secure aggregation: pass Secure(…), from cosdefense.secure")
         return None
+    from ..secure import Secure
+
     name = type(defense).__name__
     if helper is None:
         raise ValueError(f"Defended sees every update, and {name} must not: pass helper=RemoteHelper(…)")
@@ -36,6 +38,8 @@ def build_leader(
         raise ValueError(f"{name} needs run_config=context.run_config: every node compares it with its own")
     if not defense.options["encrypted"]:
         raise ValueError(f"{name}.plain is for simulations: clients would send what they must hide")
+    if isinstance(defense, Secure) and defense.compares and getattr(helper, "triples", None) is None:
+        raise ValueError(f"{name} compares clients, and needs a dealer's triples: RemoteHelper(…, triples=…)")
     reads = StrategyMetrics.of(strategy)
     for used, what in (
         (weigh_by_examples, "weigh_by_examples: halves of updates are added, not multiplied"),

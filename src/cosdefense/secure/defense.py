@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +17,21 @@ import torch
 from torch import Tensor
 
 from ..aggregators import Mean, NormLimitedMean
-from ..core import Cohort, Defense, Judged, Layout, State, TooFewClients, Verdict
+from ..core import Cohort, Defense, Judged, Layout, SimilarityFilter, State, TooFewClients, Verdict
 from ..core.verdict import scatter_rows
 from ..filters import Clip, CosDefense, NormLimit
-from .encoding import decode_mean
+from .compared_rounds import ComparedOutcomes, run_compared_in_the_clear, run_compared_protocol
+from .comparing_rule import ComparingRule
+from .comparison import VOTE
+from .encoding import Floats, decode_mean
 from .model import ModelParts
 from .rounds import Outcomes, run_in_the_clear, run_protocol
 from .rule import smallest_opening
-from .terms import NormLimitTerms, Terms
+from .streams import digest
+from .terms import LONGEST, SHORTEST, NormLimitTerms, Terms
 
 KEPT_VARIANCE = 0.1  # a running variance keeps at least this share of its value in a round
+MOST_TYPICAL = 16  # how many typical norms an update may have where a filter limits norms
 
 
 class NoLengthProof(UserWarning):
@@ -50,6 +55,10 @@ class Secure(Defense):
     It takes `CosDefense`, alone or with `Clip` or `NormLimit` before it, and `Mean` or `NormLimitedMean`.
     With `NormLimit`, the norms of updates are opened to both servers, in steps of 0.4 % of the running median norm.
 
+    It also takes filters that decide from norms and cosines alone (`SimilarityFilter`), as those of Factions do. Then
+    the inner products of all updates are opened to the leader, a third party deals randomness, and both servers must
+    follow the protocol.
+
     Buffers are secret too, so they cannot be combined by a median: whatever `Defense.buffers` says, their mean over the
     accepted is used. Each client proves a bound on their norm, the mean is limited in every coordinate, and a running
     variance keeps a tenth of its value.
@@ -57,7 +66,7 @@ class Secure(Defense):
     Args:
         defense: What to compute.
         clip: The norm to which clients clip their updates, and prove it. With `Clip` among the filters, leave it out.
-            With `NormLimit` it is the unit of the first round. None: no proof of lengths.
+            With `NormLimit` it is the unit of the first round. None: no proof of lengths, for `CosDefense` only.
         buffer_clip: By how much of its own size a buffer may change in one round.
         colluders: The share of clients that may collude with a server. Every sum holds at least two others.
         smallest: The least number of clients in a sum. None: from `colluders`, and at least 3.
@@ -95,9 +104,12 @@ class Secure(Defense):
     def __post_init__(self) -> None:
         super().__post_init__()
         kinds = tuple(type(part) for part in self.filters)
-        if kinds not in ((CosDefense,), (Clip, CosDefense), (NormLimit, CosDefense)):
+        if not self.compares and kinds not in ((CosDefense,), (Clip, CosDefense), (NormLimit, CosDefense)):
             given = ", ".join(kind.__name__ for kind in kinds) or "none"
-            raise ValueError(f"Secure needs the filter CosDefense, or Clip or NormLimit and CosDefense, got {given}")
+            raise ValueError(
+                f"Secure needs the filter CosDefense, or Clip or NormLimit and CosDefense, or filters that decide from "
+                f"norms and cosines alone, got {given}"
+            )
         if not isinstance(self.aggregator, Mean | NormLimitedMean):
             raise ValueError(
                 f"Secure needs the aggregator Mean or NormLimitedMean: others compare updates, "
@@ -114,11 +126,23 @@ class Secure(Defense):
         if self.max_norm is None:
             if kinds[0] is NormLimit:
                 raise ValueError("Secure.clip is the unit of NormLimit's first round and must not be None")
+            if self.compares:
+                raise ValueError("Secure.clip must not be None where updates are compared: long ones would wrap")
             warnings.warn(
                 "Secure without clip: the format of numbers is the only bound on what an accepted client sends",
                 NoLengthProof,
                 stacklevel=3,
             )
+
+    @property
+    def compares(self) -> bool:
+        """Whether updates are compared with each other."""
+        return bool(self.comparing) and len(self.comparing) >= len(self.filters) - isinstance(self.filters[0], Clip)
+
+    @property
+    def comparing(self) -> tuple[SimilarityFilter, ...]:
+        """The filters that compare updates."""
+        return tuple(part for part in self.filters if isinstance(part, SimilarityFilter))
 
     @property
     def max_norm(self) -> float | None:
@@ -155,35 +179,71 @@ class Secure(Defense):
 
     def get_parts(self, layout: Layout) -> ModelParts:
         """The parts of a model."""
+        if self.compares:
+            return ModelParts(layout, None)
         cosdefense = self.filters[-1]
         assert isinstance(cosdefense, CosDefense)
         return ModelParts(layout, layout.find_layer(cosdefense.layer))
 
     def get_memory(self, state: State) -> float | None:
         """The running median norm, if there is a norm limit and a round was settled."""
+        if self.compares:
+            found = (
+                part.get_typical_norm(memory)
+                for part, memory in zip(self.comparing, self._memories(state), strict=True)
+            )
+            return next((norm for norm in found if norm is not None), None)
         return state[0] if isinstance(self.filters[0], NormLimit) else None
 
-    def terms(self, parts: ModelParts, params: Tensor, n: int, memory: float | None, quorum: int = 0) -> Terms:
-        """The public terms of a round with at most `n` clients, of which at least `quorum` must send valid reports."""
+    def rule(self, params: Tensor, state: State) -> ComparingRule:
+        """The rule of a round where updates are compared."""
+        return ComparingRule(self.comparing, self._memories(state), params)
+
+    def _memories(self, state: State) -> tuple[State, ...]:
+        """What the filters that compare updates remember."""
+        return tuple(state[len(self.filters) - len(self.comparing) : -1])
+
+    def terms(
+        self, parts: ModelParts, params: Tensor, n: int, memory: float | None, quorum: int = 0, references: int = 0
+    ) -> Terms:
+        """The public terms of a round with at most `n` clients, of which at least `quorum` must send valid reports.
+
+        `references`: the number of public vectors, if updates are compared.
+        """
         cosdefense, first = self.filters[-1], self.filters[0]
-        assert isinstance(cosdefense, CosDefense)
         smallest = self.smallest or smallest_opening(self.colluders, n)
         if n < smallest:
             raise TooFewClients(f"Secure opens sums of at least {smallest} clients, got {n} clients")
         head, weights, buffers = parts.sizes
+        least = min(n, max(quorum, smallest))
+        if self.compares:
+            return Terms(
+                n, head, weights, buffers, parts.buffer_units(params), "mean", 1.0, self._longest(memory), None,
+                self.buffer_clip, self.largest, smallest, least, references,
+            )  # fmt: skip
+        assert isinstance(cosdefense, CosDefense)
         limit = None
         if isinstance(first, NormLimit):
             limit = NormLimitTerms(first.max_ratio, first.decay, first.quantile, memory is not None)
         clip = self.max_norm if limit is None or memory is None else memory
         return Terms(
             n, head, weights, buffers, parts.buffer_units(params), cosdefense.threshold, cosdefense.k,
-            clip, limit, self.buffer_clip, self.largest, smallest, min(n, max(quorum, smallest)),
+            clip, limit, self.buffer_clip, self.largest, smallest, least,
         )  # fmt: skip
+
+    def _longest(self, typical: float | None) -> float:
+        """The norm to which clients clip where updates are compared."""
+        assert self.max_norm is not None
+        if isinstance(self.filters[0], Clip) or not any(part.limits_norms for part in self.comparing):
+            return self.max_norm
+        return min(LONGEST, max(SHORTEST, MOST_TYPICAL * (typical or self.max_norm)))
 
     def judge(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
         """Run the round up to the opened sum. Rows that are not finite are rejected: they cannot be encoded."""
         if len(cohort) and not bool((cohort.weights == cohort.weights[0]).all()):
             raise ValueError("Secure needs equal weights: halves of updates are added, not multiplied")
+        if self.compares:
+            return self._judge_compared(cohort, state)
         memory, parts = self.get_memory(state), self.get_parts(cohort.layout)
         terms, theta = self.terms(parts, cohort.params, len(cohort), memory), parts.theta(cohort.params)
         finite = cohort.updates.isfinite().all(dim=1).nonzero().flatten().tolist()
@@ -191,6 +251,17 @@ class Secure(Defense):
         run = run_protocol if self.encrypted else run_in_the_clear
         outcomes = run(encoded, parts, cohort.params, theta, terms, memory)
         return self.conclude(cohort, finite, outcomes, parts, terms, state)
+
+    def _judge_compared(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
+        rule, parts = self.rule(cohort.params, state), self.get_parts(cohort.layout)
+        terms = self.terms(parts, cohort.params, len(cohort), self.get_memory(state), references=len(rule.references))
+        finite = cohort.updates.isfinite().all(dim=1).nonzero().flatten().tolist()
+        encoded = [parts.encode(cohort.updates[i], [], terms) for i in finite]
+        run = run_compared_protocol if self.encrypted else run_compared_in_the_clear
+        # A helper draws it at random. Here the same seed must give the same bits.
+        key = digest("simulated projection", str(cohort.seed).encode())
+        outcomes = run(encoded, parts, cohort.params, terms, rule, key)
+        return self.conclude_compared(cohort, finite, outcomes, parts, terms, state)
 
     def combine(self, judged: Judged, state: State) -> tuple[Verdict, State]:
         """Give the opened mean to the aggregator, as its only row."""
@@ -213,26 +284,52 @@ class Secure(Defense):
 
         The updates of the cohort are not looked at.
         """
-        decision, rows = outcomes.decision, torch.tensor(valid, dtype=torch.long)
-        evidence = {"CosDefense": self._scatter(decision.scores, rows, cohort)}
+        decision, evidence = outcomes.decision, {"CosDefense": outcomes.decision.scores}
         if isinstance(self.filters[0], NormLimit):
             assert terms.clip is not None
             lengths = tuple(claim.length * terms.clip / 256 for claim in outcomes.claims)
-            evidence = {"NormLimit": self._scatter(lengths, rows, cohort)} | evidence
-        accepted = cohort.weights.new_zeros(len(cohort))
-        accepted[rows.to(accepted.device)] = accepted.new_tensor([float(w > 0) for w in decision.weights])
-        mean = None
+            evidence, state = {"NormLimit": lengths} | evidence, (decision.memory, *state[1:])
+        votes = tuple(float(weight > 0) for weight in decision.weights)
+        opened = None
         if outcomes.sums is not None:
             opened = parts.join(*decode_mean(*outcomes.sums, decision.n_accepted, terms))
-            mean = _keep_variances(torch.from_numpy(opened), cohort).to(cohort.params)
-        remaining = replace(cohort, weights=cohort.weights * accepted)
-        every = torch.arange(len(cohort))
-        if isinstance(self.filters[0], NormLimit):
-            state = (decision.memory, *state[1:])
-        return OpenedRound(cohort, remaining, every, evidence, {}, decision.refused, mean=mean), state
+        return _finish(cohort, valid, evidence, votes, opened, decision.refused), state
 
-    def _scatter(self, values: tuple[float, ...], rows: Tensor, cohort: Cohort) -> Tensor:
-        return scatter_rows(cohort.weights.new_tensor(values), rows, len(cohort), fill=math.nan)
+    def conclude_compared(
+        self,
+        cohort: Cohort,
+        valid: Sequence[int],
+        outcomes: ComparedOutcomes,
+        parts: ModelParts,
+        terms: Terms,
+        state: State,
+    ) -> tuple[Judged, State]:
+        """As `conclude`, where updates are compared."""
+        choice, words = outcomes.choice, outcomes.words
+        votes = tuple(vote / VOTE for vote in choice.votes)
+        opened = None if words is None else parts.join(*decode_mean((), words, sum(choice.votes), terms))
+        state = (*state[: -1 - len(self.comparing)], *choice.memories, state[-1])
+        return _finish(cohort, valid, choice.evidence, votes, opened, choice.refused), state
+
+
+def _finish(
+    cohort: Cohort,
+    valid: Sequence[int],
+    evidence: Mapping[str, Sequence[float]],
+    votes: Sequence[float],
+    opened: Floats | None,
+    refused: str | None,
+) -> OpenedRound:
+    """The judged round. Evidence and votes are about the valid rows; others count nothing."""
+    rows, n = torch.tensor(valid, dtype=torch.long), len(cohort)
+
+    def scatter(values: Sequence[float], fill: float) -> Tensor:
+        return scatter_rows(cohort.weights.new_tensor(values), rows, n, fill=fill)
+
+    mean = None if opened is None else _keep_variances(torch.from_numpy(opened), cohort).to(cohort.params)
+    remaining = replace(cohort, weights=cohort.weights * scatter(votes, 0.0))
+    scores = {name: scatter(values, math.nan) for name, values in evidence.items()}
+    return OpenedRound(cohort, remaining, torch.arange(n), scores, {}, refused, mean=mean)
 
 
 def _keep_variances(update: Tensor, cohort: Cohort) -> Tensor:

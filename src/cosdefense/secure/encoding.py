@@ -54,7 +54,7 @@ def encode(head: Floats, weights: Floats, buffers: Floats, theta: Sequence[int],
     A head of zeros has no cosine. Its coordinate where the global head is smallest becomes one unit, 2**−40.
     """
     integers = np.rint(np.clip(head, -HEAD_RANGE, HEAD_RANGE) * 2.0**HEAD_BITS).astype(np.int64)
-    if not integers.any():
+    if len(integers) and not integers.any():
         integers[min(range(len(theta)), key=lambda i: abs(theta[i]))] = 1
     words = np.empty(len(weights) + len(buffers), terms.ring.dtype)
     most = math.inf if terms.clip is not None else math.floor(terms.largest * 2.0**terms.fraction) - 1.0

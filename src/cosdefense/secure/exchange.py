@@ -112,7 +112,7 @@ class Checks:
         return 1 + ELEMENT * shape.answers + KEY
 
 
-def _read_outcome(reader: Reader) -> Outcome:
+def read_outcome(reader: Reader) -> Outcome:
     code = reader.take(1)[0]
     if code >= len(Outcome):
         raise Malformed(f"{code} is no outcome of a report")
@@ -120,7 +120,7 @@ def _read_outcome(reader: Reader) -> Outcome:
 
 
 def _read_answers(reader: Reader, shape: Shape) -> tuple[Outcome, Answers | None]:
-    outcome = _read_outcome(reader)
+    outcome = read_outcome(reader)
     if outcome != Outcome.VALID:
         return outcome, None
     return outcome, Answers(reader.elements(shape.answers), reader.take(KEY))
@@ -151,7 +151,7 @@ class Settled:
     def from_bytes(cls, data: bytes, terms: Terms) -> Settled:
         reader = Reader(data, "settlement")
         n = reader.number()
-        verdicts = reader.many(lambda r: (_read_outcome(r), r.number()), MAX_CLIENTS)
+        verdicts = reader.many(lambda r: (read_outcome(r), r.number()), MAX_CLIENTS)
         outcomes, weights = tuple(outcome for outcome, _ in verdicts), tuple(weight for _, weight in verdicts)
         refused = reader.text()
         if refused:

@@ -115,11 +115,8 @@ class Helper:
         if current.checks is None or len(leader.answers) != len(current.reports):
             raise Refused(f"round {leader.number} needs answers for each of its {len(current.reports)} reports")
         settled, memory = self._decide(current, current.checks, leader)
-        model = current.ticket.model.hex()
         if settled.refused is None:
-            # On disk before the sum leaves: two sums of one round could differ by one client.
-            count = self._count_settlements(model) + 1
-            self._save(HelperState(self._state.issued, leader.number, model, count, memory, current.memory))
+            self._save_settlement(current, memory)
             settled = self._sum(current, settled)
         current.settlement = (body, settled)
         current.key, current.seeds = None, ()  # whoever takes over this computer later finds no half of an update
@@ -192,6 +189,12 @@ class Helper:
                 words = terms.ring.draw(seed, terms.words)
                 total = add_half(total, expand_head(seed, terms), words, weight, terms)
         return replace(settled, head=total[0], words=total[1])
+
+    def _save_settlement(self, current: _Round, memory: float | None) -> None:
+        """On disk before the sum leaves: two sums of one round could differ by one client."""
+        model = current.ticket.model.hex()
+        count = self._count_settlements(model) + 1
+        self._save(HelperState(self._state.issued, current.ticket.number, model, count, memory, current.memory))
 
     def _save(self, state: HelperState) -> None:
         try:

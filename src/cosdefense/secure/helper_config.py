@@ -31,6 +31,7 @@ class HelperConfig:
         roster: The nodes that may take part: name = "public key".
         state: Where settled rounds are remembered.
         policy: What it agrees to.
+        triples: The helper's file of a dealer's triples, with which updates may be compared. None: they may not.
     """
 
     host: str
@@ -41,6 +42,7 @@ class HelperConfig:
     roster: Path
     state: Path
     policy: Policy
+    triples: Path | None = None
 
     @property
     def certificate_key(self) -> Path:
@@ -50,14 +52,13 @@ class HelperConfig:
     def load(cls, path: Path) -> HelperConfig:
         """Read and check the settings. Paths are relative to the file."""
         table = _read_toml(path)
-        limits = {field.name for field in fields(Policy)}
+        limits = {field.name for field in fields(Policy)} - {"comparisons"}
         names = {"certificate", "leader_authority", "identity", "roster", "state"}
+        known = names | limits | {"listen", "triples"}
         for key in table:
-            if key not in names | limits | {"listen"}:
-                raise BadSettings(
-                    f"{path}: {key!r} is unknown, known are {', '.join(sorted(names | limits | {'listen'}))}"
-                )
-        for key in sorted(names | {"listen"}):
+            if key not in known:
+                raise BadSettings(f"{path}: {key!r} is unknown, known are {', '.join(sorted(known))}")
+        for key in sorted(names | {"listen"} | ({"triples"} & set(table))):
             if not isinstance(table.get(key), str):
                 raise BadSettings(f"{path}: {key} must be a text, got {table.get(key)!r}")
         for key in limits & set(table):
@@ -69,8 +70,9 @@ class HelperConfig:
         if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
             raise BadSettings(f'{path}: listen must be "address:port", got {table["listen"]!r}')
         paths = {name: path.parent / table[name] for name in names}
-        policy = Policy(**{key: table[key] for key in limits & set(table)})
-        return cls(host.strip("[]"), int(port), policy=policy, **paths)
+        triples = path.parent / table["triples"] if "triples" in table else None
+        policy = Policy(**{key: table[key] for key in limits & set(table)}, comparisons=triples is not None)
+        return cls(host.strip("[]"), int(port), policy=policy, triples=triples, **paths)
 
     def read_identity(self) -> Ed25519PrivateKey:
         """The key that signs tickets. A file that others can read is refused."""

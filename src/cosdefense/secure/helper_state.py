@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from .durable import replace_file
 
 
 class BrokenState(ValueError):
@@ -58,17 +59,5 @@ class HelperState:
         return state
 
     def save(self, path: Path | None) -> None:
-        """Replace the file at once, and only after the new one is on disk."""
-        if path is None:
-            return
-        new = path.with_name(path.name + ".new")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if path is not None:
+            replace_file(path, json.dumps(asdict(self)))

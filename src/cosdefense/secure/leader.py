@@ -14,7 +14,7 @@ from .messages import Malformed
 from .report import Report, SealedReport
 from .ring import Words
 from .rule import Decision, decide
-from .sums import add_half
+from .sums import Sum, add_half
 from .terms import Terms
 from .ticket import Ticket
 
@@ -55,18 +55,40 @@ class ServersDisagree(RuntimeError):
     """The two servers came to different verdicts: their versions differ, or one does not follow the protocol."""
 
 
-def open_round(
-    reports: Sequence[Report],
-    ticket: Ticket,
-    terms: Terms,
-    theta: Sequence[int],
-    memory: float | None,
-    helper: HelperLink,
-) -> Opened:
-    """Check all reports with the helper, and open the sum of those that are accepted.
+@dataclass(frozen=True, repr=False)
+class CheckedReports:
+    """The reports that can be read, and both servers' checks of them.
 
-    A report that cannot be read costs its client the round; the helper does not get it.
+    Args:
+        kept: Their positions among all reports.
+        halves: The leader's halves.
+        shown: What the helper got.
+        ours: The leader's answers.
+        outcomes: What became of each.
     """
+
+    kept: Sequence[int]
+    halves: Sequence[Half]
+    shown: Sequence[SealedReport]
+    ours: Checks
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def valid(self) -> list[int]:
+        return [i for i, outcome in enumerate(self.outcomes) if outcome == Outcome.VALID]
+
+    def spread(self, n: int) -> tuple[Outcome, ...]:
+        """What became of each of all `n` reports."""
+        every = [Outcome.MALFORMED] * n
+        for i, outcome in zip(self.kept, self.outcomes, strict=True):
+            every[i] = outcome
+        return tuple(every)
+
+
+def check_reports(
+    reports: Sequence[Report], ticket: Ticket, terms: Terms, theta: Sequence[int], helper: HelperLink
+) -> CheckedReports:
+    """Check all reports with the helper. One that cannot be read costs its client the round; the helper gets it not."""
     with_cosine = any(theta)
     read = [_read(report, terms, with_cosine=with_cosine) for report in reports]
     kept = [i for i, half in enumerate(read) if half is not None]
@@ -79,28 +101,45 @@ def open_round(
     if len(theirs.answers) != len(shown):
         raise ServersDisagree(f"the helper answered for {len(theirs.answers)} of {len(shown)} reports")
     outcomes = compare(ours, theirs, Shape.of(terms, with_cosine=with_cosine))
-    valid = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.VALID]
-    decision = decide([shown[i].claim for i in valid], terms, memory, with_cosine=with_cosine)
-    weights = dict(zip(valid, decision.weights, strict=True))
-    settled = helper.settle(ours)
-    _compare_verdicts(settled, outcomes, tuple(weights.get(i, 0) for i in range(len(shown))), decision)
-    every = [Outcome.MALFORMED] * len(reports)
-    for i, outcome in zip(kept, outcomes, strict=True):
-        every[i] = outcome
+    return CheckedReports(kept, halves, shown, ours, outcomes)
+
+
+def open_round(
+    reports: Sequence[Report],
+    ticket: Ticket,
+    terms: Terms,
+    theta: Sequence[int],
+    memory: float | None,
+    helper: HelperLink,
+) -> Opened:
+    """Check all reports with the helper, and open the sum of those that are accepted."""
+    checked = check_reports(reports, ticket, terms, theta, helper)
+    claims = [checked.shown[i].claim for i in checked.valid]
+    decision = decide(claims, terms, memory, with_cosine=any(theta))
+    weights = dict(zip(checked.valid, decision.weights, strict=True))
+    settled = helper.settle(checked.ours)
+    every = tuple(weights.get(i, 0) for i in range(len(checked.shown)))
+    compare_verdicts(settled, checked.outcomes, every, decision.refused)
+    total = add_sums(settled, checked.halves, every, terms)
+    return Opened(checked.spread(len(reports)), decision, *(total or ()))
+
+
+def add_sums(settled: Settled, halves: Sequence[Half], weights: Sequence[int], terms: Terms) -> Sum | None:
+    """The sum of both halves. None: it must not be opened."""
     if settled.words is None:
-        return Opened(tuple(every), decision)
+        return None
     total = (list(settled.head), settled.words)
-    for i, weight in weights.items():
+    for half, weight in zip(halves, weights, strict=True):
         if weight:
-            total = add_half(total, halves[i].numbers.head, halves[i].words, weight, terms)
-    return Opened(tuple(every), decision, *total)
+            total = add_half(total, half.numbers.head, half.words, weight, terms)
+    return total
 
 
-def _compare_verdicts(
-    settled: Settled, outcomes: Sequence[Outcome], weights: tuple[int, ...], decision: Decision
+def compare_verdicts(
+    settled: Settled, outcomes: Sequence[Outcome], weights: tuple[int, ...], refused: str | None
 ) -> None:
     """The helper must have come to the same verdict, and have given a sum exactly if one may be opened."""
-    ours = (tuple(o == Outcome.VALID for o in outcomes), weights, decision.refused, decision.refused is not None)
+    ours = (tuple(o == Outcome.VALID for o in outcomes), weights, refused, refused is not None)
     valid = tuple(o == Outcome.VALID for o in settled.outcomes)
     if ours != (valid, settled.weights, settled.refused, settled.words is None):
         raise ServersDisagree("leader and helper came to different verdicts")

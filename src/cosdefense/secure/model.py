@@ -21,15 +21,15 @@ class ModelParts:
 
     Args:
         layout: The model's.
-        layer: The tensor that CosDefense looks at.
+        layer: The tensor that CosDefense looks at. None: there is no head.
     """
 
     layout: Layout
-    layer: str
+    layer: str | None
 
     @property
     def head(self) -> slice:
-        return self.layout.slices[self.layer]
+        return slice(0, 0) if self.layer is None else self.layout.slices[self.layer]
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ class Policy:
         max_settlements: How many sums it gives in a row on one model. The second is for a leader that lost the first:
             it, the helper or their connection failed after the settlement.
         norms: Whether norms of updates may be opened, which `NormLimit` needs.
+        comparisons: Whether inner products of updates may be opened, which rules that compare clients need.
     """
 
     smallest: int = 3
@@ -33,6 +34,7 @@ class Policy:
     max_coordinates: int = 50_000_000
     max_settlements: int = 2
     norms: bool = False
+    comparisons: bool = False
 
     def check(self, request: TicketRequest, n_nodes: int) -> None:
         """Refuse a request for a ticket that asks for more. `n_nodes`: how many nodes the roster has."""
@@ -52,5 +54,7 @@ class Policy:
             raise Refused(f"the quorum is {terms.quorum}, and the roster has {n_nodes} nodes")
         if terms.norm_limit is not None and not self.norms:
             raise Refused("norms of updates are not opened here, and NormLimit needs them")
+        if terms.compares and not self.comparisons:
+            raise Refused("inner products of updates are not opened here, and this rule needs them")
         if len(request.head) != 8 * terms.head or not np.isfinite(np.frombuffer(request.head, "<f8")).all():
             raise Refused(f"the global head needs {terms.head} finite numbers")

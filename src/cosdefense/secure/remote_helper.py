@@ -11,18 +11,21 @@ from typing import TypeVar
 
 import httpx
 
+from .comparison import Masked, Products, Projected, Weights
 from .exchange import TOTAL, Checks, Reports, Settled, TicketRequest
 from .leader import HelperUnreachable
 from .messages import Malformed
 from .policy import Refused
+from .projection import SIZE
 from .ticket import Ticket
+from .triple_files import TripleFile
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds between two requests
 
 
 class RemoteHelper:
-    """A helper behind HTTPS, with the same three steps as `Helper`.
+    """A helper behind HTTPS, with the same steps as `Helper` and `ComparingHelper`.
 
     A request that is not answered is repeated, with pauses. That is safe: the helper gives the same answer to the same
     reports and to the same settlement, and a second ticket abandons the first.
@@ -33,6 +36,7 @@ class RemoteHelper:
         helper_certificate: The helper's TLS certificate, or the authority that signed it.
         timeout: Seconds to wait for an answer. A helper needs about 0.1 for each report of a ResNet-18.
         retry_seconds: How long a request is repeated after it failed, before the round is given up.
+        triples: The leader's file of a dealer's triples, for rules that compare clients.
     """
 
     def __init__(
@@ -43,12 +47,15 @@ class RemoteHelper:
         *,
         timeout: float = 60.0,
         retry_seconds: float = 60.0,
+        triples: Path | str | None = None,
     ) -> None:
         if not address.startswith("https://"):
             raise ValueError(f'a helper\'s address must start with "https://", got {address!r}')
         context, self._retry_seconds = make_context(Path(certificate), Path(helper_certificate)), retry_seconds
         self._client = httpx.Client(base_url=address, verify=context, timeout=timeout, trust_env=False)
         self._request: TicketRequest | None = None
+        self._triple_file = None if triples is None else TripleFile(Path(triples), "leader")
+        self.triples = None if self._triple_file is None else self._triple_file.stock()
 
     def issue_ticket(self, request: TicketRequest) -> Ticket:
         answer = self._post("/ticket", request.to_bytes(), 1 << 16)
@@ -67,8 +74,25 @@ class RemoteHelper:
         answer = self._post("/settle", leader.to_bytes(), most)
         return _read(lambda: Settled.from_bytes(answer, terms))
 
+    def project(self, leader: Checks) -> Projected:
+        answer = self._post("/project", leader.to_bytes(), 4096 + len(leader.answers) * (8 * SIZE + 1))
+        return _read(lambda: Projected.from_bytes(answer))
+
+    def multiply(self, leader: Masked) -> Products:
+        n, references = len(leader.masked), len(leader.references)
+        answer = self._post("/multiply", leader.to_bytes(), 4096 + 8 * n * (n + references))
+        return _read(lambda: Products.from_bytes(answer, n, references))
+
+    def settle_weights(self, leader: Weights) -> Settled:
+        terms = self._current().terms
+        most = 4096 + 16 * len(leader.weights) + terms.ring.width * terms.words
+        answer = self._post("/weights", leader.to_bytes(), most)
+        return _read(lambda: Settled.from_bytes(answer, terms))
+
     def close(self) -> None:
         self._client.close()
+        if self._triple_file is not None:
+            self._triple_file.close()
 
     def _current(self) -> TicketRequest:
         if self._request is None:

@@ -16,7 +16,7 @@ Signed = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ring:
-    """Integers modulo 2**bits, kept as uint32 (32 bits) or as masked uint64 (40 bits)."""
+    """Integers modulo 2**bits, kept as uint32 (32 bits), as masked uint64 (40 bits) or as uint64 (64 bits)."""
 
     bits: int
 
@@ -68,9 +68,11 @@ class Ring:
         """The words of a message, whose length was checked."""
         if self.bits == 32:
             return np.frombuffer(data, "<u4")
+        if self.bits == 64:
+            return np.frombuffer(data, "<u8")
         wide = np.zeros((len(data) // self.width, 8), np.uint8)
         wide[:, : self.width] = np.frombuffer(data, np.uint8).reshape(-1, self.width)
         return wide.reshape(-1).view("<u8")
 
     def _reduce(self, words: Words) -> Words:
-        return words if self.bits == 32 else words & np.uint64(self.mask)
+        return words if self.bits in (32, 64) else words & np.uint64(self.mask)

@@ -42,8 +42,9 @@ def smallest_opening(colluders: float, n: int) -> int:
 
 def decide(claims: Sequence[Claim], terms: Terms, memory: float | None, *, with_cosine: bool = True) -> Decision:
     """Apply the norm limit, then CosDefense among those that it accepts, then the conditions of an opening."""
-    if len(claims) < terms.quorum:
-        return _refuse(claims, memory, f"{len(claims)} valid reports, and the quorum is {terms.quorum}")
+    reason = refuse_count(len(claims), terms)
+    if reason is not None:
+        return _refuse(claims, memory, reason)
     factors, after = _norm_limit([c.length for c in claims], terms, memory)
     passed = [i for i, factor in enumerate(factors) if factor]
     # Without a cosine there is no statement about it: what a client claims means nothing.
@@ -53,14 +54,25 @@ def decide(claims: Sequence[Claim], terms: Terms, memory: float | None, *, with_
     scores = [math.nan] * len(claims)
     for i, score in zip(passed, _scale(cosines), strict=True):
         scores[i] = score
-    decision = Decision(weights, tuple(scores), after)
-    if decision.n_accepted < terms.smallest:
-        reason = f"{decision.n_accepted} clients were accepted, and sums of fewer than {terms.smallest} stay secret"
-    elif _one_stands_out([weight for weight in weights if weight], terms):
-        reason = f"one client would have more than 1/{terms.smallest} of the weight, and twice that of another"
-    else:
-        return decision
+    reason = refuse_opening(weights, terms)
+    if reason is None:
+        return Decision(weights, tuple(scores), after)
     return Decision((0,) * len(claims), tuple(scores), memory, reason)
+
+
+def refuse_count(n_valid: int, terms: Terms) -> str | None:
+    """Why a round with so many valid reports is not settled, if so."""
+    return None if n_valid >= terms.quorum else f"{n_valid} valid reports, and the quorum is {terms.quorum}"
+
+
+def refuse_opening(weights: Sequence[int], terms: Terms) -> str | None:
+    """Why a sum with these weights must not be opened, if so."""
+    accepted = [weight for weight in weights if weight]
+    if len(accepted) < terms.smallest:
+        return f"{len(accepted)} clients were accepted, and sums of fewer than {terms.smallest} stay secret"
+    if _one_stands_out(accepted, terms):
+        return f"one client would have more than 1/{terms.smallest} of the weight, and twice that of another"
+    return None
 
 
 def _one_stands_out(weights: Sequence[int], terms: Terms) -> bool:

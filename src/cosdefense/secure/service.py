@@ -21,13 +21,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from .exchange import Checks, Reports, TicketRequest
-from .helper import Helper
+from .comparing_helper import ComparingHelper
+from .comparison import Masked, Weights
+from .exchange import Checks, Reports, Settled, TicketRequest
 from .helper_config import BadSettings, HelperConfig
 from .messages import Malformed
 from .policy import Refused
+from .projection import SIZE
 from .report import SealedReport
 from .terms import MAX_CLIENTS, MAX_HEAD, RefusedTerms
+from .triple_files import TripleFile
+from .triples import TripleStock, deal_stocks
 
 LOG = logging.getLogger(__name__)
 MAX_REQUEST = 8 * MAX_HEAD + (1 << 20)  # bytes of a request for a ticket: the global head, and terms
@@ -40,7 +44,9 @@ class HelperService:
 
     def __init__(self, config: HelperConfig) -> None:
         self._config = config
-        self._helper = Helper(config.read_identity(), config.read_roster(), config.policy, config.state)
+        self._helper = ComparingHelper(
+            config.read_identity(), config.read_roster(), config.policy, config.state, triples=_open_triples(config)
+        )
         self._lock = Lock()
         self._request: TicketRequest | None = None
 
@@ -61,24 +67,50 @@ class HelperService:
     def settle(self, body: bytes) -> bytes:
         if self._request is None:
             raise Refused("there is no current round")
-        settled = self._helper.settle(Checks.from_bytes(body, self._request.shape))
+        return self._write(self._helper.settle(Checks.from_bytes(body, self._request.shape)), self._request)
+
+    def project(self, body: bytes) -> bytes:
+        if self._request is None:
+            raise Refused("there is no current round")
+        projected = self._helper.project(Checks.from_bytes(body, self._request.shape))
+        LOG.info("round %d: %d reports compared, triple %d", projected.number, len(projected.masked), projected.triple)
+        return projected.to_bytes()
+
+    def multiply(self, body: bytes) -> bytes:
+        return self._helper.multiply(Masked.from_bytes(body)).to_bytes()
+
+    def settle_weights(self, body: bytes) -> bytes:
+        if self._request is None:
+            raise Refused("there is no current round")
+        return self._write(self._helper.settle_weights(Weights.from_bytes(body)), self._request)
+
+    def _write(self, settled: Settled, request: TicketRequest) -> bytes:
         n_accepted = sum(weight > 0 for weight in settled.weights)
         LOG.info("round %d: %d accepted, %s", settled.number, n_accepted, settled.refused or "sum given")
-        return settled.to_bytes(self._request.terms)
+        return settled.to_bytes(request.terms)
 
     def app(self) -> Starlette:
-        """The three steps of a round, and a health check."""
-        routes = [
-            Route("/ticket", self._endpoint(self.issue_ticket, lambda: MAX_REQUEST), methods=["POST"]),
-            Route("/reports", self._endpoint(self.check_reports, lambda: MAX_REPORTS), methods=["POST"]),
-            Route("/settle", self._endpoint(self.settle, self._count_answers), methods=["POST"]),
-        ]
+        """The steps of a round, and a health check."""
+        steps: dict[str, tuple[Callable[[bytes], bytes], Callable[[], int]]] = {
+            "/ticket": (self.issue_ticket, lambda: MAX_REQUEST),
+            "/reports": (self.check_reports, lambda: MAX_REPORTS),
+            "/settle": (self.settle, self._count_answers),
+            "/project": (self.project, self._count_answers),
+            "/multiply": (self.multiply, self._count_projections),
+            "/weights": (self.settle_weights, lambda: 16 + 8 * MAX_CLIENTS),
+        }
+        routes = [Route(path, self._endpoint(*step), methods=["POST"]) for path, step in steps.items()]
         return Starlette(routes=[*routes, Route("/health", lambda _: Response("ok"))])
 
     def _count_answers(self) -> int:
         """The most bytes of a settlement in this round."""
         request = self._request
         return 16 + (0 if request is None else request.terms.clients * Checks.count_bytes(request.shape))
+
+    def _count_projections(self) -> int:
+        """The most bytes of masked projections in this round."""
+        terms = None if self._request is None else self._request.terms
+        return 32 + (0 if terms is None else (terms.clients + (terms.references or 0)) * 8 * SIZE)
 
     def _read_roster(self) -> frozenset[bytes]:
         try:
@@ -111,6 +143,15 @@ class HelperService:
             return await run_in_threadpool(run, bytes(body))
 
         return endpoint
+
+
+def _open_triples(config: HelperConfig) -> TripleStock:
+    """None at all without a file: the policy refuses comparisons then."""
+    if config.triples is None:
+        return deal_stocks(0, 0)[1]
+    stock = TripleFile(config.triples, "helper").stock()
+    LOG.info("%d triples are left", len(stock))
+    return stock
 
 
 def serve(path: Path) -> None:

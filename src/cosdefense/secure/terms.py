@@ -18,8 +18,8 @@ HEAD_BITS = 40  # fraction bits of the head's update
 STEPS = 256  # a claimed length is in units of clip / STEPS; weights are in units of 1 / STEPS
 MAX_LENGTH = 16 * STEPS  # the largest length that can be claimed
 TOLERANCE = Fraction(5, 4)  # how far above its limit the estimated length may be: estimates are off by a few percent
-SHORTEST = 2.0**-20  # the least limit of a norm
-MAX_CLIENTS, MAX_HEAD, MAX_COORDINATES = 1_000, 500_000, 500_000_000
+SHORTEST, LONGEST = 2.0**-20, 2.0**20  # limits of norms
+MAX_CLIENTS, MAX_HEAD, MAX_COORDINATES, MAX_REFERENCES = 1_000, 500_000, 500_000_000, 8
 
 Threshold = Literal["mean", "mean+std", "mad"]
 
@@ -44,7 +44,7 @@ class Terms:
 
     Args:
         clients: The clients that are asked, at most.
-        head: Coordinates of the tensor that CosDefense looks at.
+        head: Coordinates of the tensor that CosDefense looks at; 0 if updates are compared with each other.
         weights: Other trainable coordinates.
         buffers: Coordinates that are not trained.
         units: For each tensor of buffers: its size, and the exponent of its unit, a power of two.
@@ -56,6 +56,8 @@ class Terms:
         largest: Without `clip`, the largest coordinate.
         smallest: The least number of accepted clients whose sum is opened.
         quorum: The least number of valid reports.
+        references: The number of public vectors that updates are compared with, beside each other. None: no update is
+            compared with another, and CosDefense decides.
     """
 
     clients: int
@@ -71,11 +73,17 @@ class Terms:
     largest: float
     smallest: int
     quorum: int
+    references: int | None = None
 
     def __post_init__(self) -> None:
         _check(3 <= self.smallest <= self.clients <= MAX_CLIENTS, "3 ≤ smallest ≤ clients ≤ 1000", self)
         _check(self.smallest <= self.quorum <= self.clients, "smallest ≤ quorum ≤ clients", self)
-        _check(1 <= self.head <= MAX_HEAD, f"1 ≤ head ≤ {MAX_HEAD}", self)
+        if self.references is None:
+            _check(1 <= self.head <= MAX_HEAD, f"1 ≤ head ≤ {MAX_HEAD}", self)
+        else:
+            _check(0 <= self.references <= MAX_REFERENCES, f"references from 0 to {MAX_REFERENCES}", self)
+            _check(self.head == 0 < self.weights, "no head where updates are compared", self)
+            _check(self.clip is not None and self.norm_limit is None, "a clip where updates are compared", self)
         _check(self.weights >= 0 <= self.buffers, "weights and buffers ≥ 0", self)
         _check(self.head + self.weights + self.buffers <= MAX_COORDINATES, f"size ≤ {MAX_COORDINATES}", self)
         _check(all(size >= 0 and abs(e) <= 64 for size, e in self.units), "units from 2**−64 to 2**64", self)
@@ -84,7 +92,7 @@ class Terms:
         _check(0 <= self.deviations < math.inf, "deviations ≥ 0", self)
         for name in ("clip", "buffer_clip", "largest"):
             value = getattr(self, name)
-            _check(value is None or SHORTEST <= value <= 2**20, f"{name} from 2**−20 to 2**20", self)
+            _check(value is None or SHORTEST <= value <= LONGEST, f"{name} from 2**−20 to 2**20", self)
         if self.norm_limit is not None:
             limit = self.norm_limit
             _check(self.clip is not None, "a clip beside a norm limit", self)
@@ -101,14 +109,17 @@ class Terms:
             raise RefusedTerms(f"terms are not JSON: {error}") from error
         if not isinstance(table, dict) or table.pop("version", None) != VERSION:
             raise RefusedTerms(f"terms need version {VERSION}")
-        terms = _typed(cls, table)
+        terms = _typed(cls, {"references": None, **table})
         if terms.to_json() != text:
             raise RefusedTerms("terms are not in canonical form")
         return terms
 
     def to_json(self) -> str:
         """The canonical form, which is what digests cover."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        table = {"version": VERSION, **asdict(self)}
+        if self.references is None:
+            del table["references"]
+        return json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @cached_property
     def digest(self) -> bytes:
@@ -119,8 +130,15 @@ class Terms:
         """Words of a report: everything but the head."""
         return self.weights + self.buffers
 
+    @property
+    def compares(self) -> bool:
+        """Whether updates are compared with each other."""
+        return self.references is not None
+
     @cached_property
     def ring(self) -> Ring:
+        if self.compares:
+            return Ring(64)  # inner products must not wrap
         return Ring(32 if self.norm_limit is None else 40)  # eight more bits for weights
 
     @cached_property
@@ -128,6 +146,9 @@ class Terms:
         """Fraction bits of weights: no sum of honest words wraps, and a word that wraps is 50 clips or more."""
         if self.clip is None:
             return 31 - _log2_ceiling(self.largest * max(self.clients, 10))
+        if self.compares:
+            # An inner product is below 2**62 even if both sketches look eight times as long as 1.25 clips.
+            return min(HEAD_BITS, 31 - _log2_ceiling(10 * self.clip))
         longest = 5 * self.clip if self.norm_limit is None else 1.25 * MAX_LENGTH / STEPS * self.clip
         return min(HEAD_BITS, 31 - _log2_ceiling(longest * max(self.clients, 10)))
 
@@ -172,6 +193,7 @@ def _typed(cls: type[Terms], table: dict[str, Any]) -> Terms:
     whole = ("clients", "head", "weights", "buffers", "smallest", "quorum")
     kinds: dict[str, Any] = dict.fromkeys(whole, int) | {"threshold": str, "units": list}
     kinds |= {"deviations": float, "buffer_clip": float, "largest": float, "clip": (float, type(None))}
+    kinds |= {"references": (int, type(None))}
     for name, kind in kinds.items():
         if not isinstance(table[name], kind) or isinstance(table[name], bool):
             raise RefusedTerms(f"terms: {name} has the wrong type: {type(table[name]).__name__}")
