@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosdefense import Cohort, Defense, Filter, Judgment, Layout, TooFewClients, get
+from cosdefense import Cohort, Defense, Filter, Judgment, Layout, TooFewClients, get, ops
 from cosdefense.aggregators import Bulyan, Mean, Median
 from cosdefense.core import State
-from cosdefense.filters import Clip, CosDefense, Krum, MultiKrum
+from cosdefense.filters import Clip, CosDefense, Krum, MultiKrum, NearDuplicates, OpposedClusters
 from cosdefense.hooks import FLWBC
 from shapes import unchecked
 
@@ -242,3 +242,24 @@ def test_works_on_what_a_user_has() -> None:
     verdict, _ = defense(Cohort.of(updates, params, layout), defense.init())
     model.load_state_dict(layout.unflatten(params + verdict.update))
     assert 0 < int((verdict.weights > 0).sum()) < 5
+
+
+def test_filters_that_compare_the_same_rows_share_their_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def count(rows: Tensor) -> Tensor:
+        calls.append(len(rows))
+        return ops.cosines(rows)
+
+    monkeypatch.setattr("cosdefense.core.similarities.cosines", count)
+    rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    cohort = Cohort.of(rows, torch.zeros(5), Layout.of(torch.nn.Linear(5, 1, bias=False)))
+    parts = NearDuplicates(), OpposedClusters(0.0)
+    verdict, _ = Defense(parts, Mean())(cohort, (None, None, None))
+    assert calls == [8]
+    first, _ = parts[0](cohort, None)
+    second, _ = parts[1](replace(cohort, weights=first.weights), None)
+    assert verdict.weights.tolist() == (first.weights * second.weights).tolist()
+    calls.clear()
+    Defense((NearDuplicates(), Clip(0.1), OpposedClusters(0.0)), Mean())(cohort, (None, None, None, None))
+    assert calls == [8, 8]  # rows that were rewritten are compared again

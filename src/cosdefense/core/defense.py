@@ -29,6 +29,7 @@ from .cohort import Cohort, TooFewClients
 from .global_model import GlobalModel, StateDict
 from .layout import Layout, UnknownLayer
 from .parts import Aggregator, ClientHook, Filter, Need, Part, State, check_part, check_parts
+from .similarities import RowSimilarities, SimilarityFilter
 from .trusted_data import MissingTrustedData, TrustedData
 from .verdict import Judged, Verdict, scatter_rows
 
@@ -125,12 +126,17 @@ class Defense:
         cohort, rows = _drop_rejected(_reweight(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
         finite, buffers = cohort.updates, cohort.buffers() if self.combines_buffers else None
         *memories, last = state
-        rewritten = False
+        rewritten, similarities, similar_rows = False, None, None
         for i, part in enumerate(self.filters):
             cohort, rows = _drop_rejected(cohort, rows)
             if len(cohort) == 0:
                 break
-            judgment, memories[i] = part(cohort, memories[i])
+            if isinstance(part, SimilarityFilter):
+                if similarities is None or similar_rows is not cohort.updates:
+                    similarities, similar_rows = RowSimilarities(cohort.params, cohort.trainable()), cohort.updates
+                judgment, memories[i] = part(cohort, memories[i], similarities)
+            else:
+                judgment, memories[i] = part(cohort, memories[i])
             label = label_filter(part, evidence)
             evidence[label] = scatter_rows(judgment.scores, rows, len(received), fill=float("nan"))
             if judgment.points is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -31,9 +32,9 @@ class Similarities(ABC):
         """Between every update and a vector that the filter named by `list_references`; 0 where either is zero."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowSimilarities(Similarities):
-    """From the updates themselves."""
+    """From the updates themselves. Cosines are computed once: a round of many clients spends most of its time there."""
 
     params: Float[Tensor, " d"]
     rows: Float[Tensor, "n t"]
@@ -42,6 +43,10 @@ class RowSimilarities(Similarities):
         return row_norms(self.rows)
 
     def cosines(self) -> Float[Tensor, "n n"]:
+        return self._cosines
+
+    @cached_property
+    def _cosines(self) -> Float[Tensor, "n n"]:
         return cosines(self.rows)
 
     def cosines_with(self, reference: Float[Tensor, " t"]) -> Float[Tensor, " n"]:
@@ -66,8 +71,12 @@ class SimilarityFilter(Filter):
     def judge(self, similarities: Similarities, weights: Float[Tensor, " n"], state: State) -> tuple[Judgment, State]:
         """Scores, weights, and factors of the rows. `weights`: how much each client counts so far."""
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        judgment, state = self.judge(RowSimilarities(cohort.params, cohort.trainable()), cohort.weights, state)
+    def __call__(
+        self, cohort: Cohort, state: State, similarities: Similarities | None = None
+    ) -> tuple[Judgment, State]:
+        """Judge a cohort. `similarities`: those of its rows, if another filter looked at the same rows before."""
+        similarities = similarities or RowSimilarities(cohort.params, cohort.trainable())
+        judgment, state = self.judge(similarities, cohort.weights, state)
         if judgment.factors is not None:
             judgment = replace(judgment, updates=rescale_rows(cohort.updates, judgment.factors))
         return judgment, state
