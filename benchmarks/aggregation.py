@@ -1,6 +1,6 @@
 """Every aggregation rule beside byzfl's, Flower's and the limit of the machine: time, memory, accuracy.
 
-python benchmarks/aggregation.py [--markdown] [--json FILE] [--quick] [--simplest]
+python benchmarks/aggregation.py [--markdown] [--json FILE] [--quick] [--simplest] [--growth]
 
 Float32 on the CPU with two threads, competitors in turns. "limit" is what the machine could do at best: all rows
 read once at the speed of a sum, plus, where a rule compares all rows, their products at the speed of a matrix product
@@ -87,9 +87,12 @@ def radius(rows: Tensor) -> float:
     return float(0.5 * rows[0].double().norm())
 
 
-def ours(defense: Defense, cohort: Cohort) -> Callable[[], Tensor]:
+def ours(defense: Defense, cohort: Cohort, first: bool = True) -> Callable[[], Tensor]:
+    """The first round, or the second: rules with memory do more in it."""
+    memory = defense.init() if first else defense(cohort, defense.init())[1]
+
     def run() -> Tensor:
-        verdict, _ = defense(cohort, defense.init())
+        verdict, _ = defense(cohort, memory)
         assert verdict.skipped is None, verdict.skipped
         return verdict.update
 
@@ -239,7 +242,7 @@ def growth(sizes: tuple[tuple[int, int], ...]) -> tuple[Table, Table]:
     for n, d in sizes:
         rows = drawn(n, d)
         cohort, size = cohort_of(rows), rows.numel() * rows.element_size()
-        cases = {name: ours(rule, cohort) for name, rule in defenses(rows).items() if name != "Bulyan"}
+        cases = {name: ours(rule, cohort, first=False) for name, rule in defenses(rows).items() if name != "Bulyan"}
         times = timed(cases, 3, patience=5.0)
         milliseconds.append([f"{n:,}", f"{d:,}", *(f"{1e3 * times[name].median:.3g}" for name in cases)])
         memory.append([f"{n:,}", f"{d:,}", *(f"{peak_memory(case) / size:.0%}" for case in cases.values())])
@@ -294,6 +297,11 @@ def narrow_products() -> Table:
 def main(given: argparse.Namespace) -> None:
     torch.set_num_threads(2)
     began = time.perf_counter()
+    smaller = 10 if given.quick else 1
+    sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000), (1000, 100_000),
+             (100, 50_000), (100, 100_000), (100, 400_000), (100, 710_000))  # fmt: skip
+    if given.growth:
+        return report(given, machine("numpy"), [*growth(tuple((n, d // smaller) for n, d in sizes))], {})
     beside_simplest = against_simplest(QUICK if given.quick else SIZES, 3 if given.quick else given.repeats)
     if given.simplest:
         return report(given, machine("numpy", "byzfl", "scikit-learn"), beside_simplest, {})
@@ -303,9 +311,6 @@ def main(given: argparse.Namespace) -> None:
         lines, found = measured(n, d, 3 if given.quick else given.repeats)
         tables.append(Table(f"n = {n}, d = {d:,}; memory as a share of the input.", header, lines))
         results[f"{n}x{d}"] = found
-    smaller = 10 if given.quick else 1
-    sizes = ((10, 200_000), (30, 200_000), (100, 200_000), (300, 50_000), (1000, 20_000), (1000, 100_000),
-             (100, 50_000), (100, 100_000), (100, 400_000))  # fmt: skip
     tables += [
         *beside_simplest, shares(QUICK if given.quick else SIZES), *growth(tuple((n, d // smaller) for n, d in sizes)),
         picks(5 if given.quick else 20), narrow_products(),
@@ -323,5 +328,6 @@ if __name__ == "__main__":
         action="store_true",
         help=f"only beside the simplest forms; cases of {PATIENCE:g} s or more run once, others up to --repeats times",
     )
+    parser.add_argument("--growth", action="store_true", help="only time and memory as n and d grow")
     parser.add_argument("--repeats", type=int, default=5, help="tries of every case that is not slow (default: 5)")
     main(parser.parse_args())

@@ -48,7 +48,7 @@ class SecureRecord:
 def digest_others(
     message: Message, arrays: Mapping[str, NDArray], layout: Layout, run_config: Mapping[str, object]
 ) -> bytes:
-    """Of all that a node is told beside the numbers of the model, so that every node is asked for the same.
+    """Of all that a node is sent beside the numbers of the model, so that every node is asked for the same.
 
     A server could otherwise tell all nodes but one to train with a learning rate of zero, and the sum would be the
     update of that one. It can do so in a message or in the configuration of the run, which a node gets from the

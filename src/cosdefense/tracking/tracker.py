@@ -1,4 +1,4 @@
-"""What every experiment tracker is told: the settings of a run once, the numbers of each round."""
+"""What every experiment tracker gets: the settings of a run once, the numbers of each round."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class DefenseResult:
 
     @property
     def options(self) -> str:
-        """Those that are not the defaults of their parts, but for what all rules are told about the attackers."""
+        """Those that are not the defaults of their parts, but for what all rules know about the attackers."""
         return show_unusual_options(_read_part(next(iter(self.groups.values())), "defenses"))
 
     @property

@@ -18,7 +18,7 @@ from .tables import SIDES
 
 WORST = "worst case"  # the column beside those of the attacks
 CELL_WIDTH, CELL_HEIGHT = 42, 26  # pixels: room for -0.1 and 81.0
-MAX_LINES, MAX_PANELS = 7, 8  # of curves: more cannot be told apart
+MAX_LINES, MAX_PANELS = 7, 8  # of curves: more cannot be distinguished
 
 
 def draw_arena_figures(settings: Sequence[Setting]) -> dict[str, Figure]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...catalog.registry import AGGREGATORS, FILTERS, HOOKS
 
-TOLD = "contamination"  # the arena tells every rule that takes it the true share of attackers
+SHARE_OPTION = "contamination"  # the arena tells every rule that takes it the true share of attackers
 
 
 def show_unusual_options(defense: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def _list_unusual(catalog: Mapping[str, Any], part: Mapping[str, Any]) -> Iterat
         default = "none" if own.default is None else own.default
         value = part.get(own.name, default)
         is_part = isinstance(value, Mapping) or own.default is MISSING
-        if own.name != TOLD and not is_part and value != default:
+        if own.name != SHARE_OPTION and not is_part and value != default:
             yield own.name, value
 
 
