@@ -9,12 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from certificates import make_certificates, make_node_key
 from loopback import Loopback
 from search import cut, encode_update, find, read_copies
 from two_servers import assemble_app, make_keys, name_node, start_helper
 
+from cosdefense import Cohort, Layout, get
+from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.records import read_run
+from cosdefense.secure import Secure
 from cosdefense.secure.helper_state import HelperState
 
 pytest.importorskip("flwr", reason="flwr is not installed")
@@ -85,3 +89,27 @@ def test_a_helper_killed_in_the_second_round_costs_that_round(tmp_path: Path) ->
     state = HelperState.load(helper / "helper.state")
     assert (state.issued, state.settled) == (3, 3)
     assert log.read_text().count("sum given") == 2
+    check_against_the_twin(leader / "run", nodes / "copies", n)
+
+
+def check_against_the_twin(run: Path, folder: Path, n: int) -> None:
+    """Decisions and models are those of `Secure.plain` on what the nodes trained, which they kept a copy of."""
+    twin = Secure(get("cosdefense"), clip=4.0, colluders=0.2).plain
+    copies = {name: (dict(start), dict(trained)) for name, start, trained in read_copies(folder)}
+    layout = Layout.of(next(iter(copies.values()))[0])
+    after, lengths = None, []
+    for line in (line for line in read_run(run).rounds if line.skipped is None):
+        found = [copies[f"{client}-{line.round + 1}"] for client in line.clients]
+        assert len(found) == n
+        params = layout.flatten(found[0][0])
+        assert after is None or torch.equal(params, after)  # the model of the last round that counts
+        rows = torch.stack([layout.flatten(trained) - params for _, trained in found])
+        verdict, _ = twin(Cohort.of(rows, params, layout), twin.init())
+        assert list(line.weights) == verdict.weights.tolist()
+        after = params + verdict.update
+        lengths.append(float(rows.norm(dim=1).max()))
+    tensors = read_checkpoint(run / "checkpoint.safetensors").tensors
+    saved = {name.removeprefix("model."): t.numpy() for name, t in tensors.items() if name.startswith("model.")}
+    assert after is not None
+    assert torch.equal(layout.flatten(saved), after)
+    assert min(lengths) > 4.0  # the malicious node's update was longer than the clip, in every round

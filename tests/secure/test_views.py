@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -106,8 +107,8 @@ def count_ones(rows: Views) -> NDArray[np.int64]:
 
 def most_by_chance(n: int, level: float) -> int:
     """The number of heads that n fair coins exceed with at most this chance."""
-    ways, most = 0, n
-    while most >= 0 and ways + math.comb(n, most) <= level * 2**n:
+    ways, most, allowed = 0, n, math.floor(Fraction(level) * 2**n)
+    while most >= 0 and ways + math.comb(n, most) <= allowed:
         ways, most = ways + math.comb(n, most), most - 1
     return most
 
@@ -124,7 +125,7 @@ def can_be_learned(a: Views, b: Views) -> bool:
     half = len(a) // 2
     direction = (count_ones(a[:half]) - count_ones(b[:half])).astype(np.float32)
     scores = [[float(np.unpackbits(row) @ direction) for row in rows[half:]] for rows in (a, b)]
-    right = sum(x > y for x, y in zip(*scores, strict=True))
+    right = sum(x > y for x, y in zip(scores[0], scores[1], strict=True))
     return right > most_by_chance(len(scores[0]), LEVEL)
 
 
