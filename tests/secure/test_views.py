@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
-from secure_examples import CLIPPED, THOROUGH, Example, request, start_round
+from secure_examples import CLIPPED, SCALED, THOROUGH, WITH_BUFFERS, start_round, thorough
 
 from cosdefense.secure import report
-from cosdefense.secure.encoding import encode
+from cosdefense.secure.encoding import encode, encode_public_head
 from cosdefense.secure.exchange import Checks, Reports, Settled
 from cosdefense.secure.helper import Helper
 from cosdefense.secure.messages import elements
 from cosdefense.secure.streams import digest
 from cosdefense.secure.terms import Terms
 
-ROUNDS = 1000 if THOROUGH else 40  # of each kind
 LEVEL = 1e-6  # the chance that a test fails although nothing leaks
-TERMS = replace(CLIPPED, clients=3, head=2, weights=2)
 HEAD = np.array([1.0, -1.0])
-# Three updates, head and words, whose cosines with HEAD are equal: a long one, one of almost nothing, and another.
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Terms, and three updates (head, words, buffers) whose cosines with HEAD are equal."""
+
+    terms: Terms
+    rounds: int  # with the updates in their order, and as many with the first two exchanged
+    updates: tuple[list[float], ...]
+
+
+# The first is long, the second is almost nothing; or as long, where norms are opened.
 UPDATES = ([1.5, 0, 1.0, -0.7], [0, 2.0**-40, 0, 0], [0, -0.1, 0.2, 0.3])
+EQUAL_NORMS = (UPDATES[0], [0, 2.0**-20, 0, float(np.linalg.norm(UPDATES[0]))], UPDATES[2])
+BUFFERS = ([0.5, -0.25, 0.1, 1.0], [0.0] * 4, [0.0, 0.3, 0.0, -0.2])
+CLIP = Kind(replace(CLIPPED, clients=3, head=2, weights=2), 1000 if THOROUGH else 40, UPDATES)
+KINDS = {
+    "clip": CLIP,
+    "buffers": Kind(
+        replace(WITH_BUFFERS, clients=3, head=2, weights=2),
+        200,
+        tuple(a + b for a, b in zip(UPDATES, BUFFERS, strict=True)),
+    ),
+    "norm limit": Kind(replace(SCALED, clients=3, head=2, weights=2), 200, EQUAL_NORMS),
+}
 Views = NDArray[np.uint8]  # a row of bytes for each round
 
 
@@ -48,22 +69,20 @@ class Recorder:
 
 
 def play_rounds(
-    terms: Terms, keys: list[Ed25519PrivateKey], swapped: bool
+    kind: Kind, keys: list[Ed25519PrivateKey], swapped: bool
 ) -> Iterator[tuple[list[bytes], list[bytes], bytes]]:
     """What leader and helper see of each client in a round, and what the leader sees of the sum.
 
     In swapped rounds the first two clients have exchanged their updates. Claims, decision and sum are the same.
     """
-    start, sums = start_round(terms, HEAD, keys), set()
-    order = (1, 0, 2) if swapped else (0, 1, 2)
-    rows = [np.array(UPDATES[i]) for i in order]
-    encoded = [encode(row[:2], row[2:], np.zeros(0), start.theta, terms) for row in rows]
-    for number in range(ROUNDS):
-        link = Recorder(start.helper)
-        ticket = link.issue_ticket(request(terms, HEAD, number.to_bytes(32, "little")))
-        example = Example(terms, start.theta, start.keys, link, ticket)  # type: ignore[arg-type]
+    terms, theta, sums = kind.terms, encode_public_head(HEAD), set()
+    rows = [np.array(kind.updates[i]) for i in ((1, 0, 2) if swapped else (0, 1, 2))]
+    encoded = [encode(row[:2], row[2:4], row[4:], theta, terms) for row in rows]
+    for _ in range(kind.rounds):
+        example = start_round(terms, HEAD, keys)
+        link = Recorder(example.helper)
         reports = [example.write(update, i) for i, update in enumerate(encoded)]
-        opened = example.open(reports)
+        opened = replace(example, helper=link).open(reports)  # type: ignore[arg-type]
         assert opened.words is not None
         sums.add((tuple(opened.head), opened.words.tobytes(), tuple(r.claim for r in reports)))
         ours, theirs = (
@@ -79,13 +98,12 @@ def play_rounds(
     assert len(sums) == 1
 
 
-def views(terms: Terms) -> list[tuple[Views, Views]]:
+def views(kind: Kind) -> list[tuple[Views, Views]]:
     """The views of both kinds of rounds: of the leader, then of the helper."""
     found, keys = [], [Ed25519PrivateKey.generate() for _ in UPDATES]
     for swapped in (False, True):
         rounds = [
-            (_to_row(leader, total), _to_row(helper, b""))
-            for leader, helper, total in play_rounds(terms, keys, swapped)
+            (_to_row(leader, total), _to_row(helper, b"")) for leader, helper, total in play_rounds(kind, keys, swapped)
         ]
         found.append([np.stack(rows) for rows in zip(*rounds, strict=True)])
     return list(zip(*found, strict=True))
@@ -130,8 +148,9 @@ def can_be_learned(a: Views, b: Views) -> bool:
 
 
 @pytest.mark.slow
-def test_views_of_different_updates_cannot_be_told_apart() -> None:
-    for name, (a, b) in zip(("leader", "helper"), views(TERMS), strict=True):
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "clip" else [thorough]) for kind in KINDS])
+def test_views_of_different_updates_cannot_be_told_apart(kind: str) -> None:
+    for name, (a, b) in zip(("leader", "helper"), views(KINDS[kind]), strict=True):
         assert not differs_in_a_bit(a, b), name
         assert not can_be_learned(a, b), name
 
@@ -139,6 +158,7 @@ def test_views_of_different_updates_cannot_be_told_apart() -> None:
 def test_the_comparison_finds_masks_that_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that always use the same two seeds: halves, and digests of halves, are those of the update."""
     monkeypatch.setattr(report, "derive_seed", lambda entropy, content, header, which: digest("fixed", which))
-    for name, (a, b) in zip(("leader", "helper"), views(replace(TERMS, clip=None)), strict=True):
+    without_clip = replace(CLIP, terms=replace(CLIP.terms, clip=None))
+    for name, (a, b) in zip(("leader", "helper"), views(without_clip), strict=True):
         assert differs_in_a_bit(a, b), name
         assert can_be_learned(a, b), name
