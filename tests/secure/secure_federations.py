@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federations import NODES as ALL_NODES
-from federations import PARSING, LocalGrid, content, model, record, reply, to_arrays, trained
+from federations import PARSING, Arrays, LocalGrid, content, model, record, reply, to_arrays, trained
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from cosdefense import Defense
+from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean
+from cosdefense.core import derive
 from cosdefense.filters import CosDefense
 from cosdefense.flower import Defended, secure_mod
+from cosdefense.flower.node_ids import to_signed
 from cosdefense.secure import Secure
 from cosdefense.secure.helper import Helper
 from cosdefense.secure.keys import make_signing_key
@@ -28,19 +31,47 @@ from cosdefense.secure.policy import Policy
 NODES = ALL_NODES[:6]
 MILD = CosDefense(threshold="mean+std")  # accepts most clients
 RUN_CONFIG: dict[str, Any] = {"learning-rate": 0.1, "seed": 7}
+SEED = 3
 App = Callable[[Message, Context], Message]
+Training = Callable[[Arrays, int, int], Arrays]  # from the global model, the node and the round
 
 
 def make_context(node: int, config: dict[str, Any] | None = None, run_config: dict[str, Any] = RUN_CONFIG) -> Context:
     return Context(run_id=1, node_id=node, node_config=config or {}, state=RecordDict(), run_config=dict(run_config))
 
 
-def train(message: Message, context: Context) -> Message:
-    """The app of an honest client: it knows nothing of secure aggregation."""
-    assert "cosdefense-secure" not in message.content.config_records
-    arrays = to_arrays(message.content["arrays"])
-    number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
-    return reply(message, content(trained(arrays, context.node_id, number), {"loss": 1.0, "num-examples": 7}))
+def make_app(training: Training) -> App:
+    """An app that knows nothing of secure aggregation."""
+
+    def train(message: Message, context: Context) -> Message:
+        assert "cosdefense-secure" not in message.content.config_records
+        arrays = to_arrays(message.content["arrays"])
+        number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
+        return reply(message, content(training(arrays, context.node_id, number), {"loss": 1.0, "num-examples": 7}))
+
+    return train
+
+
+train = make_app(trained)  # of an honest client
+
+
+def train_twin(
+    defense: Secure, nodes: Sequence[Sequence[int]], trainings: Mapping[int, Training] | None = None
+) -> tuple[bytes, list[list[int]]]:
+    """The model after rounds in which these nodes took part, without cryptography, and who was accepted in each."""
+    arrays, twin, state = dict(model()), defense.plain, defense.init()
+    layout, accepted = Layout.of(arrays), []
+    for number, present in enumerate(nodes, start=1):
+        params = layout.flatten(arrays)
+        moved = [(trainings or {}).get(node, trained)(arrays, node, number) for node in present]
+        rows = torch.stack([layout.flatten(dict(one)) - params for one in moved])
+        clients = torch.tensor([to_signed(node) for node in present])
+        cohort = Cohort.of(rows, params, layout, clients, seed=derive(SEED, "defense", number))
+        verdict, state = twin(cohort, state)
+        assert verdict.skipped is None
+        accepted.append([node for node, weight in zip(present, verdict.weights.tolist(), strict=True) if weight])
+        arrays |= {name: value.numpy() for name, value in layout.unflatten(params + verdict.update).items()}
+    return to_bytes(record(arrays)), accepted
 
 
 @dataclass
@@ -95,7 +126,7 @@ def fedavg(**options: Any) -> FedAvg:
 
 def defend(federation: Federation, defense: Defense | None = None, **options: Any) -> Defended:
     helper = options.pop("helper", federation.helper)
-    return Defended(fedavg(), defense or secure(), helper=helper, seed=3, **{"run_config": RUN_CONFIG, **options})
+    return Defended(fedavg(), defense or secure(), helper=helper, seed=SEED, **{"run_config": RUN_CONFIG, **options})
 
 
 def start(seed: int = 0) -> ArrayRecord:

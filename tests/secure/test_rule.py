@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_examples import CLIPPED, SCALED, TERMS, THOROUGH, draw_head, draw_updates, encode_update
 
-from cosdefense import Cohort, Layout
+from cosdefense import Cohort, Judgment, Layout
 from cosdefense.filters import CosDefense, NormLimit
 from cosdefense.secure.encoding import encode_public_head
 from cosdefense.secure.rule import decide, smallest_opening
@@ -57,15 +57,8 @@ def test_decisions_are_those_of_cosdefense(threshold: str) -> None:
     """The integer rule against the float32 filter: they may differ only where a score is at the threshold."""
     rng, differences = np.random.default_rng(3), 0
     rounds = 20_000 if THOROUGH else 100
-    n, k = 10, 40
-    terms = wide(replace(TERMS, head=k, weights=0), n, threshold=threshold, deviations=0.7)
-    layout = Layout((("fc", (k, 1)),), "fc", k)
     for _ in range(rounds):
-        theta, rows = rng.normal(size=k).astype("f4"), (rng.normal(size=(n, k)) * 1e-3).astype("f4")
-        cohort = Cohort.of(torch.from_numpy(rows), torch.from_numpy(theta), layout)
-        judgment, _ = CosDefense(None, threshold, 0.7)(cohort, None)  # type: ignore[arg-type]
-        public = encode_public_head(theta)
-        claims = [claim(encode_update(row.astype("f8"), public, terms), public, terms) for row in rows]
+        claims, terms, judgment = draw_round(rng, 40, threshold, 1e-3)
         decision = decide(claims, terms, None)
         if decision.refused is not None:
             assert int((judgment.weights != 0).sum()) < terms.smallest
@@ -73,6 +66,37 @@ def test_decisions_are_those_of_cosdefense(threshold: str) -> None:
         assert np.allclose(decision.scores, judgment.scores.numpy(), atol=1e-5)
         differences += [w > 0 for w in decision.weights] != (judgment.weights != 0).tolist()
     assert differences <= rounds // 2000
+
+
+def test_decisions_differ_from_cosdefense_only_at_rounding() -> None:
+    """Heads of 1,280 coordinates, updates of 10⁻⁴ to 10⁻²: a client that only one rule accepts is at the mean."""
+    rng, differences, rounds = np.random.default_rng(5), [], 100_000 if THOROUGH else 500
+    for _ in range(rounds):
+        claims, terms, judgment = draw_round(rng, 1280, "mean", float(10 ** rng.uniform(-4, -2)))
+        cosines = [q.cosine for q in claims]
+        accepted = [10 * q < sum(cosines) for q in cosines]  # the integer rule, written out
+        decision = decide(claims, terms, None)
+        if decision.refused is None:
+            assert [w > 0 for w in decision.weights] == accepted
+        else:
+            assert sum(accepted) < terms.smallest
+        for q, ours, theirs in zip(cosines, accepted, (judgment.weights != 0).tolist(), strict=True):
+            if ours != theirs:
+                differences.append(abs(q - sum(cosines) / 10) / ONE)
+    assert max(differences, default=0.0) < 2**-20, differences
+    assert len(differences) <= rounds // 10_000, differences
+
+
+def draw_round(rng: np.random.Generator, k: int, threshold: str, scale: float) -> tuple[list[Claim], Terms, Judgment]:
+    """The claims of ten clients with random heads of k coordinates, and what the float32 filter decides about them."""
+    n = 10
+    terms = wide(replace(TERMS, head=k, weights=0), n, threshold=threshold, deviations=0.7)
+    layout = Layout((("fc", (k, 1)),), "fc", k)
+    theta, rows = rng.normal(size=k).astype("f4"), (rng.normal(size=(n, k)) * scale).astype("f4")
+    cohort = Cohort.of(torch.from_numpy(rows), torch.from_numpy(theta), layout)
+    judgment, _ = CosDefense(None, threshold, 0.7)(cohort, None)  # type: ignore[arg-type]
+    public = encode_public_head(theta)
+    return [claim(encode_update(row.astype("f8"), public, terms), public, terms) for row in rows], terms, judgment
 
 
 def test_norm_limit_is_that_of_the_filter() -> None:

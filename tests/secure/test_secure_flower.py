@@ -14,20 +14,25 @@ pytest.importorskip("flwr", reason='flwr, the extra "flower", is not installed h
 
 import torch
 from federations import NODES as ALL_NODES
-from federations import content, model, record, reply, to_arrays, trained
+from federations import Arrays, LocalGrid, content, model, record, reply, to_arrays, trained
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.serverapp.strategy import FedAvg, QFedAvg
+from forgeries import write_forged
+from secure_examples import Example
 from secure_federations import (
     NODES,
     Federation,
+    Training,
     defend,
     fedavg,
+    make_app,
     make_context,
     secure,
     start,
     to_bytes,
     train,
+    train_twin,
 )
 
 from cosdefense import Cohort, Defense, Layout, get
@@ -37,10 +42,14 @@ from cosdefense.filters import CosDefense, NormLimit
 from cosdefense.flower import AllRoundsSkipped, Defended, HelperLost
 from cosdefense.flower.node_ids import to_signed
 from cosdefense.flower.secure_record import KEY
+from cosdefense.runs.records import read_run
 from cosdefense.secure import HelperUnreachable, Secure
+from cosdefense.secure.encoding import Encoded, Floats, shorten
 from cosdefense.secure.exchange import Checks, Reports, Settled, TicketRequest
 from cosdefense.secure.helper import Helper
 from cosdefense.secure.policy import Policy
+from cosdefense.secure.report import LimitExceeded, Report, write_report
+from cosdefense.secure.terms import Terms
 from cosdefense.secure.ticket import Ticket
 from doubles import always
 
@@ -93,6 +102,63 @@ def test_the_leader_decides_and_computes_as_the_twin(defense: Secure, tmp_path: 
         for name, array in arrays.items():
             assert np.array_equal(array, expected[name].numpy() if name in expected else model()[name]), name
     assert len(federation.replies) == 3 * len(NODES)
+
+
+def drag_head(arrays: Arrays, node: int, number: int) -> Arrays:
+    """The head moves along itself: the cosine is one."""
+    return {**trained(arrays, node, number), "head.weight": (arrays["head.weight"] * 1.1).astype(np.float32)}
+
+
+def times(size: float) -> Training:
+    return lambda arrays, node, number: trained(arrays, node, number, size)
+
+
+HONEST_BUT_LONG, UNCLIPPED, LEAVING, DRAGGING = ALL_NODES[1], ALL_NODES[2], ALL_NODES[3], ALL_NODES[6]
+TRAININGS: dict[int, Training] = {HONEST_BUT_LONG: times(1.0), UNCLIPPED: times(100.0), DRAGGING: drag_head}
+
+
+@pytest.mark.slow
+def test_long_updates_and_a_node_that_leaves_give_the_model_of_the_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight nodes: one clips a long update, one forges a report of a longer one, one leaves, one is malicious."""
+    federation = Federation(tmp_path, nodes=ALL_NODES, apps={n: make_app(t) for n, t in TRAININGS.items()})
+    lengths = []
+
+    def clip_unless_forged(trainable: Floats, buffers: Floats, terms: Terms) -> tuple[Floats, Floats]:
+        lengths.append(float(np.linalg.norm(trainable)))
+        clipped = shorten(trainable, buffers, terms)
+        return (trainable, clipped[1]) if lengths[-1] > 50 else clipped
+
+    def write_or_forge(encoded: Encoded, theta: list[int], terms: Terms, ticket: Ticket, key: Any) -> Report:
+        try:
+            return write_report(encoded, theta, terms, ticket, key)
+        except LimitExceeded:
+            return write_forged(Example(terms, theta, [key], federation.helper, ticket), 0, encoded)
+
+    monkeypatch.setattr("cosdefense.secure.model.shorten", clip_unless_forged)
+    monkeypatch.setattr("cosdefense.flower.secure_client.write_report", write_or_forge)
+
+    def behave(message: Message) -> Message | None:
+        number = message.content.config_records["config"]["server-round"]
+        return None if message.metadata.dst_node_id == LEAVING and number == 2 else federation.behave(message)
+
+    defense = secure()
+    defended = defend(federation, defense, deadline=1.0, checkpoint_dir=tmp_path / "run")
+    result = defended.start(LocalGrid(behave, ALL_NODES), start(), num_rounds=2)
+    *others, a, b, c, d = sorted(lengths)  # two rounds
+    assert max(others) < defense.clip < a < b < 50 < c < d  # type: ignore[operator]
+    present = [[node for node in ALL_NODES if node != UNCLIPPED] for _ in (1, 2)]
+    present[1].remove(LEAVING)
+    expected, accepted = train_twin(defense, present, TRAININGS)
+    assert to_bytes(result.arrays) == expected
+    for line, nodes, missing in zip(read_run(tmp_path / "run").rounds, accepted, ((), (LEAVING,)), strict=True):
+        reasons = dict(zip(line.clients, line.reasons, strict=True))
+        assert {node for node, reason in reasons.items() if reason is None} == set(nodes)
+        assert HONEST_BUT_LONG in nodes
+        assert DRAGGING not in nodes
+        assert reasons[UNCLIPPED] == "unproven"
+        assert [node for node, reason in reasons.items() if reason == "late"] == list(missing)
 
 
 def test_no_reply_holds_an_update(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ class RecordingDefended(Defended):
     def aggregate_train(self, server_round: int, replies: Iterable[Message], missing: Sequence[Any] = ()) -> Any:
         received = list(replies)
         for number, reply in enumerate(received):
+            if reply.has_error():  # of a node that failed, or that is gone: it has no content
+                continue
             arrays = [a.data for r in reply.content.array_records.values() for a in r.values()]
             others = [repr(r) for r in reply.content.values() if not isinstance(r, ArrayRecord)]
             name = f"reply-{server_round}-{number}"
