@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State
+from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
 from ..ops import cosines, cosines_with, median_of, row_norms, weighted_sum
 from .near_duplicates import count_duplicates, typical_cosine
 
 AGREE = 0.6  # cos 53°: whoever has it with one of several updates with mutual cosines of 0.8 opposes none of them
 TAPER = 3.0  # beyond this many median norms, the longer an update is, the less it says about the direction
+BASELINE_DECAY = 0.95  # of the typical cosine, as in NearDuplicates
 START = 0.3  # after t rounds the running mean reaches back over START · t of them, until `decay` limits that
 
 
@@ -58,8 +59,7 @@ class TwoReferences(Filter):
     def __post_init__(self) -> None:
         if not self.tolerance > 0:
             raise ValueError(f"TwoReferences.tolerance must be positive, got {self.tolerance}")
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"TwoReferences.decay must be in [0, 1), got {self.decay}")
+        check_decay(self)
 
     def init(self) -> State:
         return ReferenceMemory()
@@ -93,9 +93,7 @@ class TwoReferences(Filter):
         votes: Float[Tensor, " n"],
         now: float | None,
     ) -> ReferenceMemory:
-        baseline = memory.baseline
-        if now is not None:
-            baseline = now if baseline is None else 0.95 * baseline + 0.05 * now
+        baseline = memory.baseline if now is None else running_average(memory.baseline, now, BASELINE_DECAY)
         typical = median_of(norms[norms > 0]) if bool((norms > 0).any()) else None
         if typical is None:  # nobody sent anything
             return replace(memory, baseline=baseline)
