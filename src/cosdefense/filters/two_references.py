@@ -6,7 +6,7 @@ tried.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,6 +29,44 @@ class ReferenceMemory:
     mean: Float[Tensor, " t"] | None = None
     n_rounds: int = 0
     baseline: float | None = None  # the running average of a high quantile of the cosines, see NearDuplicates
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the rule knows of a round, in float64.
+
+    Args:
+        norms: Of the updates.
+        similarity: The cosine of every two updates.
+        with_mean: The cosine of every update with the running mean. None: there is none yet.
+        with_model: The same with the global model. None: the model is zero.
+    """
+
+    norms: Float[Tensor, " n"]
+    similarity: Float[Tensor, "n n"]
+    with_mean: Float[Tensor, " n"] | None
+    with_model: Float[Tensor, " n"] | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rule decides.
+
+    Args:
+        agreement: How much each update agrees with what it is judged by.
+        weights: How much it counts.
+        shares: What the updates are multiplied by in the mean of this round. None: the running mean stays as it is.
+        kept: How much of the running mean is kept; the mean of this round gets the rest.
+        n_rounds: How many rounds the running mean has learned.
+        baseline: The running average of the typical cosine.
+    """
+
+    agreement: Float[Tensor, " n"]
+    weights: Float[Tensor, " n"]
+    shares: Float[Tensor, " n"] | None
+    kept: float
+    n_rounds: int
+    baseline: float | None
 
 
 @dataclass(frozen=True)
@@ -67,53 +105,71 @@ class TwoReferences(Filter):
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
         memory: ReferenceMemory = state
         rows = cohort.trainable()
-        norms, similarity = row_norms(rows).double(), cosines(rows)
-        now = typical_cosine(similarity)
-        baseline = memory.baseline if memory.baseline is not None else now
-        votes = torch.ones_like(similarity[0])
-        if baseline is not None:
-            votes = 1 / (1 + count_duplicates(similarity, baseline))
-        majority = _find_majority(similarity)
+        seen = Seen(row_norms(rows).double(), cosines(rows), *_compare(cohort, memory.mean))
+        decision = self.decide(seen, memory.n_rounds, memory.baseline)
+        judgment = Judgment((-decision.agreement).to(cohort.weights), decision.weights.to(cohort.weights))
+        mean = memory.mean
+        if decision.shares is not None:
+            new = weighted_sum(rows, decision.shares, torch.float32)
+            mean = new if mean is None else torch.lerp(new, mean, decision.kept)
+        return judgment, ReferenceMemory(mean, decision.n_rounds, decision.baseline)
+
+    def decide(self, seen: Seen, n_rounds: int, baseline: float | None) -> Decision:
+        """The rule. It knows norms, cosines and two remembered numbers, and no update."""
+        votes, typical = self._share_votes(seen.similarity, baseline)
+        agreement, weights = self._judge(seen, votes)
+        if typical is not None:
+            baseline = running_average(baseline, typical, BASELINE_DECAY)
+        shares = _teach(seen.norms, votes)
+        kept = min(self.decay, 1 - 1 / (START * n_rounds + 1))
+        return Decision(agreement, weights, shares, kept, n_rounds + (shares is not None), baseline)
+
+    def _share_votes(
+        self, similarity: Float[Tensor, "n n"], baseline: float | None
+    ) -> tuple[Float[Tensor, " n"], float | None]:
+        """The vote of each update, and the typical cosine of this round."""
+        typical = typical_cosine(similarity)
+        baseline = baseline if baseline is not None else typical
+        if baseline is None:  # a single update
+            return torch.ones_like(similarity[0]), typical
+        return 1 / (1 + count_duplicates(similarity, baseline)), typical
+
+    def _judge(self, seen: Seen, votes: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """How much each update agrees with what it is judged by, and its weight."""
+        majority = _find_majority(seen.similarity)
         if bool(majority.any()):
-            agreement = _relative(_cosine_with_members(similarity, majority))
+            agreement = _relative(_cosine_with_members(seen.similarity, majority))
             weights = torch.where(majority, 1, votes) * _soften(agreement, 1.0)
         else:
-            agreement = _compare(cohort, memory.mean)
+            agreement = _agree_with_either(seen)
             weights = votes * _soften(agreement, self.tolerance)
-        if not bool((weights > 0).any()):
-            weights = votes
-        judgment = Judgment((-agreement).to(cohort.weights), weights.to(cohort.weights))
-        return judgment, self._remember(memory, rows, norms, votes, now)
-
-    def _remember(
-        self,
-        memory: ReferenceMemory,
-        rows: Float[Tensor, "n t"],
-        norms: Float[Tensor, " n"],
-        votes: Float[Tensor, " n"],
-        now: float | None,
-    ) -> ReferenceMemory:
-        baseline = memory.baseline if now is None else running_average(memory.baseline, now, BASELINE_DECAY)
-        typical = median_of(norms[norms > 0]) if bool((norms > 0).any()) else None
-        if typical is None:  # nobody sent anything
-            return replace(memory, baseline=baseline)
-        lengths = norms.clamp_max(typical) * (TAPER * typical / norms.clamp_min(typical)).clamp_max(1).square()
-        shares = torch.where(norms > 0, votes * lengths / typical / norms, 0) / votes.sum()
-        mean = weighted_sum(rows, shares, torch.float32)
-        kept = min(self.decay, 1 - 1 / (START * memory.n_rounds + 1))
-        if memory.mean is not None:
-            mean = torch.lerp(mean, memory.mean, kept)
-        return ReferenceMemory(mean, memory.n_rounds + 1, baseline)
+        return agreement, weights if bool((weights > 0).any()) else votes
 
 
-def _compare(cohort: Cohort, mean: Float[Tensor, " t"] | None) -> Float[Tensor, " n"]:
+def _compare(cohort: Cohort, mean: Float[Tensor, " t"] | None) -> tuple[Tensor | None, Tensor | None]:
+    """The cosines of every update with the running mean and with the model, of those that there are."""
+    model = cohort.params[: cohort.layout.n_trainable]
+    known = [vector for vector in (mean, model) if vector is not None]
+    found = cosines_with(cohort.trainable(), torch.stack([vector.to(known[0]) for vector in known]))
+    with_model = found[:, -1] if bool(model.any()) else None
+    return None if mean is None else found[:, 0], with_model
+
+
+def _teach(norms: Float[Tensor, " n"], votes: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
+    """What each update is multiplied by in the mean of this round, which the running mean learns."""
+    if not bool((norms > 0).any()):  # nobody sent anything
+        return None
+    typical = median_of(norms[norms > 0])
+    lengths = norms.clamp_max(typical) * (TAPER * typical / norms.clamp_min(typical)).clamp_max(1).square()
+    return torch.where(norms > 0, votes * lengths / typical / norms, 0) / votes.sum()
+
+
+def _agree_with_either(seen: Seen) -> Float[Tensor, " n"]:
     """How much each update agrees with the reference that it agrees with more."""
-    if mean is None:  # in the first round the model alone says nothing yet
-        return torch.zeros(len(cohort), dtype=torch.float64, device=cohort.updates.device)
-    references = [mean, cohort.params[: cohort.layout.n_trainable].to(mean)]
-    compared = cosines_with(cohort.trainable(), torch.stack(references))
-    recent, whole = _relative(compared[:, 0]), _relative(compared[:, 1])
-    return torch.maximum(recent, whole) if bool(references[1].any()) else recent
+    if seen.with_mean is None:  # in the first round the model alone says nothing yet
+        return torch.zeros_like(seen.norms)
+    recent = _relative(seen.with_mean)
+    return recent if seen.with_model is None else torch.maximum(recent, _relative(seen.with_model))
 
 
 def _find_majority(similarity: Float[Tensor, "n n"]) -> Bool[Tensor, " n"]:
