@@ -20,20 +20,22 @@ from ..aggregators import Mean
 from ..core import Cohort, Defense, State, check_decay
 from ..ops import median_of, row_norms
 from ._defense_search import DefenseSearch
-from ._geometry import draw_unit_vectors, normalize
+from ._geometry import draw_unit_vectors, normalize, remove_projection
 from ._trial_round import CachedTrustedData, compute_damage, sort_by_client
 from .attack import Attack
 
-LENGTHS = (1.0, 0.5, 2.0, 0.25, 5.0)  # of the reversed direction, in typical norms of honest updates
+LENGTHS = (1.0, 0.5, 2.0, 0.25)  # of the reversed direction, in typical norms of honest updates
 NOISES = (0.85, 0.0)  # of a client's own noise: rules that look for near-duplicates do not see noisy ones
+AGREEMENT = 0.05  # with the running mean of what was sent: rules that remember it take such updates for honest
 MODELS = (0.0, 0.1, 0.3)  # of the global model's direction: rules that compare updates with it take them for honest
 
 
 @dataclass(frozen=True)
 class PersistentMemory:
-    """The running mean of the honest means, and what the defense remembers."""
+    """The running means of the honest updates and of all that were sent, and what the defense remembers."""
 
     direction: Float[Tensor, " d"] | None = None
+    sent: Float[Tensor, " d"] | None = None
     defense: State = None
 
 
@@ -43,17 +45,17 @@ class Persistent(DefenseSearch):
 
     m is the running mean of the honest means, L the median norm of honest updates, v a random unit vector of the
     client's own and w the global model. Every combination is also tried with the client's own update in the place of
-    the noise. Damage is how much the combined update of the defense falls short of the honest mean along m.
+    the noise, and with −m made orthogonal to the running mean of all updates that were sent. Damage is how much the combined update of the defense falls short of the honest mean along m.
 
     The attack knows the honest updates, the defense and, in the simulator, its memory.
 
     Args:
         defense: The defense to search against. None: the server's defense in the simulator, elsewhere the plain mean.
-        trials: How many combinations are tried per round, at least 1. There are 45.
+        trials: How many combinations are tried per round, at least 1. There are 72.
         decay: How much of the running mean is kept from round to round.
     """
 
-    trials: int = 45
+    trials: int = 72
     decay: float = 0.95
 
     def __post_init__(self) -> None:
@@ -76,27 +78,32 @@ class Persistent(DefenseSearch):
         sorted_, order = sort_by_client(cohort)
         who = malicious[order]
         mean = sorted_.updates[~who].double().mean(dim=0)
-        direction = mean if memory.direction is None else torch.lerp(mean, memory.direction.to(mean), self.decay)
-        memory = replace(memory, direction=direction)
+        memory = replace(memory, direction=self._average(memory.direction, mean))
         if not bool(who.any()):
-            return cohort.updates, memory
+            return cohort.updates, replace(memory, sent=self._average(memory.sent, mean))
         if cohort.trusted_data is not None:
             sorted_ = replace(sorted_, trusted_data=CachedTrustedData(cohort.trusted_data, cohort.params))
-        rows, remembered = self._search(sorted_, who, mean, direction, memory.defense)
+        rows, remembered = self._search(sorted_, who, mean, memory)
         forged = cohort.updates.clone()
         forged[order[who]] = rows
-        return forged, replace(memory, defense=remembered)
+        sent = sorted_.updates[~who].double().sum(dim=0) + rows.double().sum(dim=0)
+        return forged, replace(memory, sent=self._average(memory.sent, sent / len(cohort)), defense=remembered)
+
+    def _average(self, past: Tensor | None, now: Tensor) -> Tensor:
+        return now if past is None else torch.lerp(now, past.to(now), self.decay)
 
     def _search(
-        self, cohort: Cohort, malicious: Bool[Tensor, " n"], mean: Tensor, direction: Tensor, memory: State
+        self, cohort: Cohort, malicious: Bool[Tensor, " n"], mean: Tensor, known: PersistentMemory
     ) -> tuple[Float[Tensor, "m d"], State]:
         """The most damaging rows, and what the defense then remembers. Ties go to the first."""
+        assert known.direction is not None
         defense, t = self.defense or Defense((), Mean()), cohort.layout.n_trainable
-        memory = defense.init() if memory is None else memory
-        axis = normalize(direction[:t])
+        memory = defense.init() if known.defense is None else known.defense
+        axis = normalize(known.direction[:t])
+        sent = axis if known.sent is None else known.sent[:t]
         honest = (mean[:t] @ axis) * axis  # what the honest clients do along the direction
         best: tuple[float, Tensor, State] | None = None
-        for trainable, _ in zip(_list_rows(cohort, malicious, axis), range(self.trials), strict=False):
+        for trainable, _ in zip(_list_rows(cohort, malicious, axis, sent), range(self.trials), strict=False):
             rows = mean.to(cohort.updates.dtype).expand(len(trainable), -1).clone()  # buffers are honest
             rows[:, :t] = trainable.to(rows.dtype)
             updates = cohort.updates.clone()
@@ -110,14 +117,15 @@ class Persistent(DefenseSearch):
 
 
 def _list_rows(
-    cohort: Cohort, malicious: Bool[Tensor, " n"], axis: Float[Tensor, " t"]
+    cohort: Cohort, malicious: Bool[Tensor, " n"], axis: Float[Tensor, " t"], sent: Float[Tensor, " t"]
 ) -> Iterator[Float[Tensor, "m t"]]:
     """What the malicious clients may send, without buffers. Those with noise come first."""
     own, honest = cohort.trainable()[malicious].double(), cohort.trainable()[~malicious]
     norm, model = median_of(row_norms(honest).double()), normalize(cohort.params[: cohort.layout.n_trainable].double())
     noise = norm * draw_unit_vectors(cohort, malicious, "persistent")
-    for length, share in product(LENGTHS, MODELS):
-        pushed = norm * (share * model - length * axis)
+    hidden = normalize(normalize(remove_projection(-axis, sent)) + AGREEMENT * normalize(sent))
+    for length, share, reversed_ in product(LENGTHS, MODELS, (-axis, hidden)):
+        pushed = norm * (share * model + length * reversed_)
         for part in NOISES:
             yield pushed + part * noise
         yield pushed + own
