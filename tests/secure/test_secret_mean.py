@@ -35,10 +35,15 @@ def divide(rng: np.random.Generator, words: NDArray[np.uint64]) -> tuple[NDArray
     return words - mask, mask
 
 
+def to_integers(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.rint(values).astype(np.int64)
+    return found
+
+
 def draw_mean(rng: np.random.Generator, norm: float, size: int = SIZE) -> NDArray[np.int64]:
     values = rng.normal(size=size) * (rng.random(size) < rng.choice([0.01, 1.0]))
     values[0] += 1e-9
-    return np.rint(values / np.linalg.norm(values) * norm).astype(np.int64)
+    return to_integers(values / np.linalg.norm(values) * norm)
 
 
 def multiply_rows(
@@ -46,7 +51,8 @@ def multiply_rows(
 ) -> NDArray[np.uint64]:
     """The opened matrix, as the triples give it: modulo 2**64."""
     rows = np.concatenate([updates.view(np.uint64), leader + helper])
-    return rows @ rows.T
+    matrix: NDArray[np.uint64] = rows @ rows.T
+    return matrix
 
 
 def plain_products(mean: NDArray[np.int64], updates: NDArray[np.int64]) -> tuple[tuple[int, ...], int]:
@@ -122,13 +128,13 @@ def test_the_sum_has_the_direction_of_the_mean(n: int, decay: float) -> None:
     for number in range(400 if n < 100 else 150):
         common = 0.97 * common + 0.3 * rng.normal(size=size)
         rows = rng.normal(size=(n, size)) + 0.3 * common
-        rows *= 2.0**23 / np.linalg.norm(rows, axis=1, keepdims=True) * rng.uniform(0.5, 1.5, (n, 1))
-        rows = np.rint(rows).astype(np.int64)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True) / rng.uniform(0.5, 1.5, (n, 1))
+        words = to_integers(rows / lengths * 2.0**23)
         kept = min(decay, 1 - 1 / (0.3 * number + 1))
-        shares = draw_shares(rng, rows)
+        shares = draw_shares(rng, words)
         lesson, total = plan_lesson(total, shares.tolist(), kept, FRACTION, exists=sums is not None)
-        sums = learn(sums, lesson, list(rows.view(np.uint64)), size)
-        exact = kept * exact + (1 - kept) * (shares @ rows) / 2.0**FRACTION
+        sums = learn(sums, lesson, list(words.view(np.uint64)), size)
+        exact = kept * exact + (1 - kept) * (shares @ words) / 2.0**FRACTION
         shifts += lesson.shifts
         first = RING.to_signed(sums[0]).astype(np.float64)
         assert total <= MOST
@@ -161,13 +167,13 @@ def test_lessons_on_halves_are_lessons_on_the_sums() -> None:
     for number in range(60):
         rows = rng.integers(-(2**28), 2**28, (5, size)).view(np.uint64)
         pairs = [divide(rng, row) for row in rows]
-        lesson = Lesson(
-            number % 20 == 0, int(rng.integers(0, 3)), tuple(tuple(rng.integers(0, 2**30, 5).tolist()) for _ in "ab")
-        )  # type: ignore[arg-type]
+        first, second = (tuple(rng.integers(0, 2**30, 5).tolist()) for _ in range(2))
+        lesson = Lesson(number % 20 == 0, int(rng.integers(0, 3)), (first, second))
         ours = learn(ours, lesson, [a for a, _ in pairs], size)
         theirs = learn(theirs, lesson, [b for _, b in pairs], size)
         both = learn(both, lesson, list(rows), size)
         assert np.array_equal(ours + theirs, both)
+    assert both is not None
     skipped = Lesson(False, 0, ((0, 0), (0, 0)))
     assert np.array_equal(learn(both, skipped, [None, None], size), both)
 

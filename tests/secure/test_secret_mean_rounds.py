@@ -81,7 +81,7 @@ class Servers:
             return weights or everybody(compared)
 
         mean = LeaderMean(self.version, self.halves, lambda: lesson)
-        opened = open_compared_round(reports, ticket, self.terms, NOTHING, decide, self, self.triples[0], mean)  # type: ignore[arg-type]
+        opened = open_compared_round(reports, ticket, self.terms, NOTHING, decide, self, self.triples[0], mean)
         if opened.mean is not None and keep:
             self.version, self.halves = ticket.number, opened.mean
         return seen[0], opened
@@ -239,7 +239,7 @@ def test_reports_that_are_refused_teach_nothing() -> None:
     lesson = Lesson(True, 0, ((1, 2, 3, 4), (1, 1, 1, 1)))
     mean = LeaderMean(0, None, lambda: lesson)
     opened = open_compared_round(
-        reports, ticket, TERMS, NOTHING, everybody, servers, servers.triples[0], mean  # type: ignore[arg-type]
+        reports, ticket, TERMS, NOTHING, everybody, servers, servers.triples[0], mean
     )  # fmt: skip
     assert opened.outcomes[1] == Outcome.UNSIGNED
     assert servers.sent["settle_weights"].lesson.factors[0] == (1, 0, 2, 3, 4)
@@ -287,8 +287,8 @@ def test_servers_with_means_of_different_rounds_disagree() -> None:
 
 @pytest.mark.slow
 def test_every_byte_of_a_half_is_uniform() -> None:
-    """Of all zeros, of ones, and of long updates: the halves of the mean, and what the servers exchange about it."""
-    for scale in (0.0, 1e-5, 1.0):
+    """Of zeros and of long updates: the halves of the mean, and what the servers exchange about it."""
+    for scale in (0.0, 1.0):
         views = dict[str, list[int]]()
         for _ in range(SAMPLES):
             servers, rows = Servers(count=2), np.full((5, TERMS.words), scale)
