@@ -90,7 +90,8 @@ class ComparingHelper(Helper):
             mean = self._means.find(version, terms.weights)
         try:
             index, triple = self._triples.position, self._triples.take()
-            mask = triple.mask(len(seeds) + MEAN_ROWS * (mean is not None))
+            # All rows of such rounds, so that triples that are too small are noticed in the first.
+            mask = triple.mask(len(seeds) + MEAN_ROWS * terms.mean)
         except NoTriple as problem:
             raise Refused(str(problem)) from problem
         # Drawn only now: a client that knows the key could choose its projection.
@@ -99,7 +100,9 @@ class ComparingHelper(Helper):
         if mean is not None:
             rows = np.concatenate([rows, project_mean(mean, key, leader=False)])
         version = 0 if mean is None else version
-        projected = Projected(leader.number, outcomes, key, self._triples.deal, index, rows - mask, version)
+        projected = Projected(
+            leader.number, outcomes, key, self._triples.deal, index, rows - mask[: len(rows)], version
+        )
         self._comparison = _Comparison(body, projected, (rows, triple))
         return projected
 
