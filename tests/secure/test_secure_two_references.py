@@ -167,6 +167,19 @@ def test_the_tapered_mean_is_that_of_the_open_rule() -> None:
     assert secure.get_memory(state) == state[-1].update
 
 
+def test_buffers_are_not_lengthened_with_short_updates() -> None:
+    """The mean by length counts short updates more, and so it would change buffers by several times their mean."""
+    cohort = draw_cohort(5, n=9, scale=0.01)
+    updates = cohort.updates.clone()
+    updates[:4, :27] *= 1e-3
+    updates[:, 27:] = 0.01
+    secure = Secure(get("two-references"), smallest=3)
+    verdict, _ = secure(replace(cohort, updates=updates), secure.init())
+    assert verdict.skipped is None
+    assert float(verdict.update[27:].max()) < 0.0101
+    assert float(verdict.update[27:].min()) > 0.005
+
+
 def test_memory_can_be_saved() -> None:
     secure = Secure(get("two-references"))
     state = secure.init()

@@ -350,7 +350,9 @@ class Secure(Defense):
         votes = tuple(vote / VOTE for vote in choice.votes)
         opened = None
         if words is not None:
-            opened = parts.join(np.zeros(0), *decode_words(words, choice.divisor, terms))
+            # A mean by length lengthens short updates. Buffers are no longer than their mean over the accepted.
+            divisors = choice.divisor, max(choice.divisor, float(sum(choice.weights)))
+            opened = parts.join(np.zeros(0), *decode_words(words, *divisors, terms))
         before = state[-1 - len(self.comparing) : -1]
         after = (
             MemoryWithMean(new, outcomes.mean or old.mean) if isinstance(old, MemoryWithMean) else new

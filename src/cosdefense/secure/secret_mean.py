@@ -132,7 +132,7 @@ class MeanProducts:
 
 
 def join_products(matrix: Words, n: int) -> MeanProducts | None:
-    """From the products of `n` updates and the rows of the mean. None: the copies differ, once in 2**26 rounds."""
+    """From the products of `n` updates and the rows of the mean. None: copies differ, at worst once in 2**28 rounds."""
     low = [*RING.to_signed(matrix[n, :n]).tolist(), int(RING.to_signed(matrix[n, n : n + 1])[0])]
     votes = Counter[tuple[int, ...]]()
     for i in range(n + 1, n + MEAN_ROWS):
