@@ -23,6 +23,7 @@ from .noise import Noise
 from .noise_camouflage import NoiseCamouflage
 from .optimized_trigger import OptimizedTrigger
 from .orthogonal_inner_product import OrthogonalInnerProduct
+from .persistent import Persistent
 from .planning import Planning
 from .poisoned_buffers import PoisonedBuffers
 from .poisoned_fl import PoisonedFL
@@ -58,6 +59,7 @@ __all__ = [
     "NoiseCamouflage",
     "OptimizedTrigger",
     "OrthogonalInnerProduct",
+    "Persistent",
     "Planning",
     "PoisonedBuffers",
     "PoisonedFL",

@@ -95,6 +95,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "noise-camouflage": attacks.NoiseCamouflage,
     "optimized-trigger": attacks.OptimizedTrigger,
     "orthogonal-inner-product": attacks.OrthogonalInnerProduct,
+    "persistent": attacks.Persistent,
     "planning": attacks.Planning,
     "poisoned-buffers": attacks.PoisonedBuffers,
     "poisonedfl": attacks.PoisonedFL,

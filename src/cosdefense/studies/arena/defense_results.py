@@ -30,7 +30,7 @@ FIELDS = {  # those whose dataset does not say all
 }
 ORACLES = {Need.ATTACKER_COUNT, Need.SERVER_DATA, Need.CLIENT_DATA}  # what a server does not know without help
 NONE, BACKDOOR = "none", "backdoor"  # attacks that tables treat differently, by their names
-INFORMED = ("adaptive", "tailored", "planning")  # those that know the defense
+INFORMED = ("adaptive", "tailored", "planning", "persistent")  # those that know the defense
 SURVIVAL = 0.5  # of the clean accuracy: with less, the model is destroyed, and whom a rule then rejects means nothing
 
 

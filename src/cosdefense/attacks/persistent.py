@@ -1,0 +1,123 @@
+"""Persistent: push against the direction in which honest clients move the model over many rounds.
+
+Designed for this project. In a round of few clients with different data, the mean of the honest updates is mostly
+chance, and what the adaptive attack does against it is mostly undone by the next rounds. What honest clients do round
+after round is what the model learns. An attack on that direction adds up, and it is also what poisons a defense's
+memory of directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..aggregators import Mean
+from ..core import Cohort, Defense, State, check_decay
+from ..ops import median_of, row_norms
+from ._defense_search import DefenseSearch
+from ._geometry import draw_unit_vectors, normalize
+from ._trial_round import CachedTrustedData, compute_damage, sort_by_client
+from .attack import Attack
+
+LENGTHS = (1.0, 0.5, 2.0, 0.25, 5.0)  # of the reversed direction, in typical norms of honest updates
+NOISES = (0.85, 0.0)  # of a client's own noise: rules that look for near-duplicates do not see noisy ones
+MODELS = (0.0, 0.1, 0.3)  # of the global model's direction: rules that compare updates with it take them for honest
+
+
+@dataclass(frozen=True)
+class PersistentMemory:
+    """The running mean of the honest means, and what the defense remembers."""
+
+    direction: Float[Tensor, " d"] | None = None
+    defense: State = None
+
+
+@dataclass(frozen=True)
+class Persistent(DefenseSearch):
+    """Send −length · L · unit(m) + noise · L · v + model · L · unit(w), the most damaging of all combinations tried.
+
+    m is the running mean of the honest means, L the median norm of honest updates, v a random unit vector of the
+    client's own and w the global model. Every combination is also tried with the client's own update in the place of
+    the noise. Damage is how much the combined update of the defense falls short of the honest mean along m.
+
+    The attack knows the honest updates, the defense and, in the simulator, its memory.
+
+    Args:
+        defense: The defense to search against. None: the server's defense in the simulator, elsewhere the plain mean.
+        trials: How many combinations are tried per round, at least 1. There are 45.
+        decay: How much of the running mean is kept from round to round.
+    """
+
+    trials: int = 45
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise ValueError(f"Persistent.trials must be at least 1, got {self.trials}")
+        check_decay(self)
+
+    def init(self) -> State:
+        return PersistentMemory(defense=super().init())
+
+    def with_defense(self, defense: Defense, memory: State, state: State) -> tuple[Attack, State]:
+        own: PersistentMemory = state
+        attack, known = super().with_defense(defense, memory, own.defense)
+        return attack, replace(own, defense=known)
+
+    def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
+        memory: PersistentMemory = state
+        if bool(malicious.all()):  # nobody honest to aim at
+            return cohort.updates, state
+        sorted_, order = sort_by_client(cohort)
+        who = malicious[order]
+        mean = sorted_.updates[~who].double().mean(dim=0)
+        direction = mean if memory.direction is None else torch.lerp(mean, memory.direction.to(mean), self.decay)
+        memory = replace(memory, direction=direction)
+        if not bool(who.any()):
+            return cohort.updates, memory
+        if cohort.trusted_data is not None:
+            sorted_ = replace(sorted_, trusted_data=CachedTrustedData(cohort.trusted_data, cohort.params))
+        rows, remembered = self._search(sorted_, who, mean, direction, memory.defense)
+        forged = cohort.updates.clone()
+        forged[order[who]] = rows
+        return forged, replace(memory, defense=remembered)
+
+    def _search(
+        self, cohort: Cohort, malicious: Bool[Tensor, " n"], mean: Tensor, direction: Tensor, memory: State
+    ) -> tuple[Float[Tensor, "m d"], State]:
+        """The most damaging rows, and what the defense then remembers. Ties go to the first."""
+        defense, t = self.defense or Defense((), Mean()), cohort.layout.n_trainable
+        memory = defense.init() if memory is None else memory
+        axis = normalize(direction[:t])
+        honest = (mean[:t] @ axis) * axis  # what the honest clients do along the direction
+        best: tuple[float, Tensor, State] | None = None
+        for trainable, _ in zip(_list_rows(cohort, malicious, axis), range(self.trials), strict=False):
+            rows = mean.to(cohort.updates.dtype).expand(len(trainable), -1).clone()  # buffers are honest
+            rows[:, :t] = trainable.to(rows.dtype)
+            updates = cohort.updates.clone()
+            updates[malicious] = rows
+            _, verdict, after = defense.run_round(replace(cohort, updates=updates), memory)
+            damage = compute_damage(verdict.update[:t], honest)
+            if best is None or damage > best[0]:
+                best = damage, rows, after
+        assert best is not None  # there is at least one trial
+        return best[1], best[2]
+
+
+def _list_rows(
+    cohort: Cohort, malicious: Bool[Tensor, " n"], axis: Float[Tensor, " t"]
+) -> Iterator[Float[Tensor, "m t"]]:
+    """What the malicious clients may send, without buffers. Those with noise come first."""
+    own, honest = cohort.trainable()[malicious].double(), cohort.trainable()[~malicious]
+    norm, model = median_of(row_norms(honest).double()), normalize(cohort.params[: cohort.layout.n_trainable].double())
+    noise = norm * draw_unit_vectors(cohort, malicious, "persistent")
+    for length, share in product(LENGTHS, MODELS):
+        pushed = norm * (share * model - length * axis)
+        for part in NOISES:
+            yield pushed + part * noise
+        yield pushed + own
