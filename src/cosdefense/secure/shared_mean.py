@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class SharedMean:
 
     version: int = 0
     total: float = 0.0
-    halves: Int[Tensor, "parties 2 t"] | None = None
+    halves: Int[Tensor, "parties 2 t"] | None = field(default=None, repr=False)  # not for logs
 
     def get_words(self, party: int = 0) -> Words | None:
         return None if self.halves is None else self.halves[party].cpu().numpy().view(np.uint64)
