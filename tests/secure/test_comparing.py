@@ -305,7 +305,7 @@ def test_helpers_must_agree_to_comparisons_and_have_triples() -> None:
     helper = ComparingHelper(Ed25519PrivateKey.generate(), nodes, Policy(comparisons=True), triples=few)
     ticket = helper.issue_ticket(request)
     small = replace(example, helper=helper, round=replace(example.round, helper=helper, ticket=ticket, keys=KEYS))
-    with pytest.raises(Refused, match="at most 4 clients, got 5"):
+    with pytest.raises(Refused, match="at most 4 rows, got 5"):
         advance(small)
 
 
