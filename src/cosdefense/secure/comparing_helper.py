@@ -1,7 +1,8 @@
 """A helper that also lets updates be compared with each other, for rules that need their inner products.
 
 It learns who counts how much, and nothing about the inner products: these are opened to the leader, which applies the
-rule. It trusts the leader's weights, within the conditions of every opening. See docs/secure.md.
+rule. It trusts the leader's weights, within the conditions of every opening. Where the rule keeps a running mean, it
+has a half of that, on disk. See docs/secure.md.
 """
 
 from __future__ import annotations
