@@ -25,6 +25,7 @@ from cosdefense.secure.leader import ServersDisagree
 from cosdefense.secure.messages import Malformed
 from cosdefense.secure.policy import Policy, Refused
 from cosdefense.secure.projection import RING, SIZE, encode_reference
+from cosdefense.secure.secret_mean import Lesson
 from cosdefense.secure.terms import RefusedTerms, Terms
 from cosdefense.secure.triples import NoTriple, deal_stocks
 
@@ -304,7 +305,7 @@ def test_helpers_must_agree_to_comparisons_and_have_triples() -> None:
     helper = ComparingHelper(Ed25519PrivateKey.generate(), nodes, Policy(comparisons=True), triples=few)
     ticket = helper.issue_ticket(request)
     small = replace(example, helper=helper, round=replace(example.round, helper=helper, ticket=ticket, keys=KEYS))
-    with pytest.raises(Refused, match="at most 4 clients, got 5"):
+    with pytest.raises(Refused, match="at most 4 rows, got 5"):
         advance(small)
 
 
@@ -392,6 +393,19 @@ def written() -> dict[str, tuple[bytes, Callable[[bytes], Any]]]:
         "masked": (Masked(3, matrix(2, SIZE), matrix(1, SIZE)).to_bytes(), Masked.from_bytes),
         "products": (Products(3, matrix(2, 2), matrix(2, 1)).to_bytes(), lambda b: Products.from_bytes(b, 2, 1)),
         "weights": (Weights(3, (0, 5, VOTE)).to_bytes(), Weights.from_bytes),
+        "projected with a mean": (
+            Projected(3, outcomes, bytes(32), bytes(32), 5, matrix(6, SIZE), 2).to_bytes(),
+            Projected.from_bytes,
+        ),
+        "masked with a mean": (Masked(3, matrix(6, SIZE), matrix(1, SIZE), True).to_bytes(), Masked.from_bytes),
+        "products with a mean": (
+            Products(3, matrix(6, 6), matrix(2, 1)).to_bytes(),
+            lambda b: Products.from_bytes(b, 2, 1, True),
+        ),
+        "weights with a lesson": (
+            Weights(3, (0, 5, VOTE), Lesson(False, 1, ((0, 2**40, 3), (0, 1, 2)))).to_bytes(),
+            Weights.from_bytes,
+        ),
     }
 
 

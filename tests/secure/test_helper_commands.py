@@ -12,6 +12,7 @@ from cosdefense.catalog.options import ConfigError
 from cosdefense.cli.app import app
 from cosdefense.secure.helper_config import HelperConfig, read_private_key
 from cosdefense.secure.policy import Policy
+from cosdefense.secure.terms import MEAN_ROWS
 from cosdefense.secure.triple_files import Role, TripleFile
 
 
@@ -94,7 +95,7 @@ def test_dealt_triples_fit_each_other(tmp_path: Path) -> None:
     told = run("deal", tmp_path / "triples", "--clients", 5, "--rounds", 7)
     assert "7 rounds of at most 5 clients" in told
     files = [TripleFile(tmp_path / "triples" / f"{role}.triples", role) for role in get_args(Role)]
-    assert [(file.clients, file.count) for file in files] == [(5, 7)] * 2
+    assert [(file.clients, file.count) for file in files] == [(5 + MEAN_ROWS, 7)] * 2
     assert files[0].deal == files[1].deal
     for file in files:
         file.close()

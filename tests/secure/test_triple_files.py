@@ -128,5 +128,5 @@ def test_files_of_others_are_refused(files: tuple[Path, Path], tmp_path: Path) -
         TripleFile(tmp_path / "none", "leader")
     with pytest.raises(FileExistsError):
         deal_files(*files, 3, 1)
-    with pytest.raises(BadTriples, match="3 to 1000 clients"):
+    with pytest.raises(BadTriples, match="3 to 1004 rows"):
         deal_files(tmp_path / "a", tmp_path / "b", 2, 1)

@@ -115,7 +115,7 @@ def test_a_triple_whose_use_cannot_be_remembered_is_not_given_out() -> None:
 
 
 def test_triples_for_fewer_clients_are_refused() -> None:
-    with pytest.raises(NoTriple, match="at most 3 clients, got 4"):
+    with pytest.raises(NoTriple, match="at most 3 rows, got 4"):
         deal(3)[0].mask(4)
 
 

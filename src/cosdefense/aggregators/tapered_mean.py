@@ -28,6 +28,21 @@ class NormMemory:
 
 
 @dataclass(frozen=True)
+class Tapered:
+    """How much the updates of a round count.
+
+    Args:
+        shares: What the rows are multiplied by in the mean, before its norm is limited.
+        limit: L, see `TaperedMean`.
+        median: The round's median norm.
+    """
+
+    shares: Float[Tensor, " n"]
+    limit: float
+    median: float
+
+
+@dataclass(frozen=True)
 class TaperedMean(Aggregator):
     """L · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update, clipped to L and tapered off.
 
@@ -61,24 +76,39 @@ class TaperedMean(Aggregator):
         return NormMemory()
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
-        memory: NormMemory = state
         norms, weights = row_norms(cohort.trainable()).double(), cohort.weights.double()
+        tapered = self.taper_rows(norms, weights, state)
+        if tapered is None:  # nobody moved the weights; buffers may have moved
+            return weighted_sum(cohort.updates, weights / weights.sum()), state
+        mean = weighted_sum(cohort.updates, tapered.shares)
+        return self.limit_mean(mean, cohort.layout.n_trainable, tapered, state)
+
+    def taper_rows(
+        self, norms: Float[Tensor, " n"], weights: Float[Tensor, " n"], memory: NormMemory
+    ) -> Tapered | None:
+        """How much every update counts, from its norm and its weight alone. None: nobody moved the weights."""
         counting = norms[(weights > 0) & (norms > 0)]
-        if len(counting) == 0:  # nobody moved the weights; buffers may have moved
-            return weighted_sum(cohort.updates, weights / weights.sum()), memory
+        if len(counting) == 0:
+            return None
         median = float(median_of(counting))
         limit = min(median, memory.update or median)
         # Where most updates become long at once, none of them is unusual.
         start = self.taper * max(limit, float(counting.quantile(0.5, interpolation="lower")))
         lengths = norms.clamp_max(limit) * (start / norms.clamp_min(start)).square()
         factors = torch.where(norms > 0, weights * lengths / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
-        mean = weighted_sum(cohort.updates, limit * factors / (weights * lengths).sum())
-        norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
+        return Tapered(limit * factors / (weights * lengths).sum(), limit, median)
+
+    def limit_mean(
+        self, mean: Float[Tensor, " d"], n_trainable: int, tapered: Tapered, memory: NormMemory
+    ) -> tuple[Float[Tensor, " d"], NormMemory]:
+        """The mean with a limited norm, and what is remembered."""
+        norm = float(row_norms(mean[None, :n_trainable]))
         average = memory.mean or norm
-        allowed = max(self.max_mean_ratio * average, SHORTEST * limit)
+        allowed = max(self.max_mean_ratio * average, SHORTEST * tapered.limit)
         if norm > allowed:
             mean = mean * (allowed / norm)
+        median = min(tapered.median, 2 * (memory.update or tapered.median))
         return mean, NormMemory(
-            running_average(memory.update, min(median, 2 * (memory.update or median)), self.decay),
+            running_average(memory.update, median, self.decay),
             running_average(memory.mean or None, min(norm, 2 * average), self.decay) or None,
         )

@@ -27,7 +27,8 @@ certificate = "helper.crt"         # its private key is helper.key
 leader_authority = "leader.crt"    # the leader's certificate, from its operator: nobody else can connect
 identity = "identity.pem"          # signs tickets
 roster = "nodes.toml"              # name = "public key", one line for each node; read again for every round
-state = "helper.state"             # which rounds were settled; must not be lost or copied back
+state = "helper.state"             # which rounds were settled; must not be lost or copied back. Beside it: its half of
+                                   # a running mean, if the rule keeps one; if that is lost, the mean starts again
 smallest = 3                       # the fewest clients in a sum: two more than may collude with the leader
 quorum = 3                         # the fewest valid reports
 max_clients = 1000
@@ -122,12 +123,13 @@ def deal(
 ) -> None:
     """Deal random numbers for rules that compare clients. Run it at neither of the two servers' operators."""
     _check_installed()
+    from ..secure.terms import MEAN_ROWS
     from ..secure.triple_files import deal_files
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = folder / "leader.triples", folder / "helper.triples"
     _refuse_existing(*files)
-    deal_files(*files, clients, rounds)
+    deal_files(*files, clients + MEAN_ROWS, rounds)  # with rows for a running mean, in case that the rule keeps one
     for line in (
         f"Wrote {files[0]} and {files[1]}: {rounds} rounds of at most {clients} clients.",
         "Give each file to its server's operator alone, then delete both: whoever has both can read projections.",

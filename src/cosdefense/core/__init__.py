@@ -4,7 +4,7 @@ from .client_table import ClientTable
 from .cohort import Cohort, TooFewClients
 from .defense import BufferRule, Defense
 from .layout import Layout, UnknownLayer
-from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State
+from .parts import Aggregator, ClientHook, Filter, Judgment, Loss, Need, Part, State, Teaching
 from .randomness import derive, generator, use_seed
 from .running_average import check_decay, running_average
 from .similarities import RowSimilarities, Similarities, SimilarityFilter
@@ -31,6 +31,7 @@ __all__ = [
     "Similarities",
     "SimilarityFilter",
     "State",
+    "Teaching",
     "TooFewClients",
     "TrustedData",
     "UnknownLayer",

@@ -31,6 +31,19 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True)
+class Teaching:
+    """How a round changes the running mean of updates that a filter keeps.
+
+    Args:
+        shares: What the rows are multiplied by in the mean of this round.
+        kept: How much of the running mean is kept; the mean of this round gets the rest. 0: it starts again.
+    """
+
+    shares: Float[Tensor, " n"]
+    kept: float
+
+
+@dataclass(frozen=True)
 class Judgment:
     """What a filter decided about each client of a cohort.
 
@@ -40,6 +53,7 @@ class Judgment:
         updates: The rows to use instead. None: the rows stay as they are.
         points: The position of each client in a picture, from filters that make one.
         factors: What each row was multiplied by, if that is all that a filter did to rows.
+        teaching: What the running mean learns, from filters that keep one. None: it stays as it is.
     """
 
     scores: Float[Tensor, " n"]
@@ -47,6 +61,7 @@ class Judgment:
     updates: Float[Tensor, "n d"] | None = None
     points: Float[Tensor, "n 2"] | None = None
     factors: Float[Tensor, " n"] | None = None
+    teaching: Teaching | None = None
 
 
 class Part(ABC):

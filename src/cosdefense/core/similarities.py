@@ -31,6 +31,10 @@ class Similarities(ABC):
     def cosines_with(self, reference: Float[Tensor, " t"]) -> Float[Tensor, " n"]:
         """Between every update and a vector that the filter named by `list_references`; 0 where either is zero."""
 
+    def cosines_with_mean(self) -> Float[Tensor, " n"] | None:
+        """Between every update and the running mean, for filters with `keeps_mean`. None: there is no mean yet."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class RowSimilarities(Similarities):
@@ -50,7 +54,7 @@ class RowSimilarities(Similarities):
         return cosines(self.rows)
 
     def cosines_with(self, reference: Float[Tensor, " t"]) -> Float[Tensor, " n"]:
-        return cosine(self.rows, reference)
+        return cosine(self.rows, reference[: self.rows.shape[1]])
 
 
 class SimilarityFilter(Filter):
@@ -58,9 +62,12 @@ class SimilarityFilter(Filter):
 
     # Whether it shortens or rejects updates by their norm, so that clients need no fixed limit.
     limits_norms: ClassVar[bool] = False
+    # Whether it compares updates with a running mean, which changes as `Judgment.teaching` says. In the open it keeps
+    # that mean in `__call__`. `judge` gets the cosines alone: nobody may see the mean of secret updates.
+    keeps_mean: ClassVar[bool] = False
 
     def list_references(self, params: Float[Tensor, " d"], state: State) -> tuple[Float[Tensor, " t"], ...]:
-        """The vectors that the rule compares updates with: public ones, of the trainable coordinates."""
+        """The vectors that the rule compares updates with: public ones. Trainable coordinates alone count."""
         return ()
 
     def get_typical_norm(self, state: State) -> float | None:

@@ -6,13 +6,23 @@ tried.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State, check_decay, running_average
+from ..core import (
+    Cohort,
+    Judgment,
+    Similarities,
+    SimilarityFilter,
+    State,
+    Teaching,
+    check_decay,
+    running_average,
+)
 from ..ops import cosines, cosines_with, median_of, row_norms, weighted_sum
 from .near_duplicates import count_duplicates, typical_cosine
 
@@ -39,7 +49,7 @@ class Seen:
         norms: Of the updates.
         similarity: The cosine of every two updates.
         with_mean: The cosine of every update with the running mean. None: there is none yet.
-        with_model: The same with the global model. None: the model is zero.
+        with_model: The same with the global model. None: all of them are zero, as those with a model of zeros are.
     """
 
     norms: Float[Tensor, " n"]
@@ -70,7 +80,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class TwoReferences(Filter):
+class TwoReferences(SimilarityFilter):
     """Reject what opposes both the running mean update and the global model, unless a majority of the round agrees.
 
     In a round of clients with different data, the mean of the honest updates is mostly chance: half of them oppose it.
@@ -91,6 +101,8 @@ class TwoReferences(Filter):
         decay: How much of the running mean is kept from round to round. It is less in the first rounds.
     """
 
+    keeps_mean: ClassVar[bool] = True
+
     tolerance: float = 0.3
     decay: float = 0.98
 
@@ -102,17 +114,35 @@ class TwoReferences(Filter):
     def init(self) -> State:
         return ReferenceMemory()
 
-    def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
+    def list_references(self, params: Float[Tensor, " d"], state: State) -> tuple[Float[Tensor, " d"], ...]:
+        return (params,)
+
+    def __call__(
+        self, cohort: Cohort, state: State, similarities: Similarities | None = None
+    ) -> tuple[Judgment, State]:
         memory: ReferenceMemory = state
         rows = cohort.trainable()
-        seen = Seen(row_norms(rows).double(), cosines(rows), *_compare(cohort, memory.mean))
-        decision = self.decide(seen, memory.n_rounds, memory.baseline)
-        judgment = Judgment((-decision.agreement).to(cohort.weights), decision.weights.to(cohort.weights))
-        mean = memory.mean
-        if decision.shares is not None:
-            new = weighted_sum(rows, decision.shares, torch.float32)
-            mean = new if mean is None else torch.lerp(new, mean, decision.kept)
-        return judgment, ReferenceMemory(mean, decision.n_rounds, decision.baseline)
+        similarity = cosines(rows) if similarities is None else similarities.cosines()
+        seen = Seen(row_norms(rows).double(), similarity, *_compare(cohort, memory.mean))
+        judgment, after = self._conclude(seen, cohort.weights, memory)
+        mean, teaching = memory.mean, judgment.teaching
+        if teaching is not None:
+            new = weighted_sum(rows, teaching.shares, torch.float32)
+            mean = new if mean is None else torch.lerp(new, mean, teaching.kept)
+        return judgment, replace(after, mean=mean)
+
+    def judge(self, similarities: Similarities, weights: Tensor, state: State) -> tuple[Judgment, State]:
+        """As `__call__`, without the updates and the running mean: `ReferenceMemory.mean` stays None."""
+        norms, with_model = similarities.norms().double(), similarities.cosines_with(similarities.params).double()
+        seen = Seen(norms, similarities.cosines(), similarities.cosines_with_mean(), _unless_zero(with_model))
+        return self._conclude(seen, weights, state)
+
+    def _conclude(self, seen: Seen, weights: Tensor, memory: ReferenceMemory) -> tuple[Judgment, ReferenceMemory]:
+        n_rounds = 0 if seen.with_mean is None else memory.n_rounds  # a mean that was lost starts again
+        decision = self.decide(seen, n_rounds, memory.baseline)
+        teaching = None if decision.shares is None else Teaching(decision.shares, decision.kept)
+        judgment = Judgment((-decision.agreement).to(weights), decision.weights.to(weights), teaching=teaching)
+        return judgment, ReferenceMemory(None, decision.n_rounds, decision.baseline)
 
     def decide(self, seen: Seen, n_rounds: int, baseline: float | None) -> Decision:
         """The rule. It knows norms, cosines and two remembered numbers, and no update."""
@@ -151,8 +181,12 @@ def _compare(cohort: Cohort, mean: Float[Tensor, " t"] | None) -> tuple[Tensor |
     model = cohort.params[: cohort.layout.n_trainable]
     known = [vector for vector in (mean, model) if vector is not None]
     found = cosines_with(cohort.trainable(), torch.stack([vector.to(known[0]) for vector in known]))
-    with_model = found[:, -1] if bool(model.any()) else None
-    return None if mean is None else found[:, 0], with_model
+    return None if mean is None else found[:, 0], _unless_zero(found[:, -1])
+
+
+def _unless_zero(with_model: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
+    """None where the model says nothing about any update, as a model of zeros does."""
+    return with_model if bool(with_model.any()) else None
 
 
 def _teach(norms: Float[Tensor, " n"], votes: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:

@@ -117,7 +117,10 @@ class SecureLeader:
         rule = self.defense.rule(model.params, state) if self.defense.compares else None
         references = 0 if rule is None else len(rule.references)
         terms = self.defense.terms(parts, model.params, len(messages), memory, quorum, references)
-        request = TicketRequest(terms, parts.head_bytes(model.params), parts.rest_digest(model.params), *others)
+        digests, version = parts.rest_digest(model.params), 0
+        if rule is not None and rule.mean is not None:
+            version = rule.mean.version
+        request = TicketRequest(terms, parts.head_bytes(model.params), digests, others.pop(), version)
         try:
             ticket = self.helper.issue_ticket(request)
         except (HelperUnreachable, Refused) as problem:

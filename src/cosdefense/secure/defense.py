@@ -13,20 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregators import Mean, NormLimitedMean
-from ..core import Cohort, Defense, Judged, Layout, SimilarityFilter, State, TooFewClients, Verdict
+from ..aggregators import Mean, NormLimitedMean, TaperedMean
+from ..aggregators.tapered_mean import Tapered
+from ..core import Cohort, Defense, Filter, Judged, Layout, SimilarityFilter, State, TooFewClients, Verdict
 from ..core.verdict import scatter_rows
 from ..filters import Clip, CosDefense, NormLimit
 from .compared_rounds import ComparedOutcomes, run_compared_in_the_clear, run_compared_protocol
 from .comparing_rule import ComparingRule
 from .comparison import VOTE
-from .encoding import Floats, decode_mean
+from .encoding import Floats, decode_mean, decode_words
 from .model import ModelParts
 from .rounds import Outcomes, run_in_the_clear, run_protocol
 from .rule import smallest_opening
+from .shared_mean import SharedMean
 from .streams import digest
 from .terms import LONGEST, SHORTEST, NormLimitTerms, Terms
 
@@ -43,6 +46,15 @@ class OpenedRound(Judged):
     """A judged round whose updates stay secret: only their mean is known."""
 
     mean: Tensor | None = None
+    tapered: Tapered | None = None  # how updates counted by their norms in it
+
+
+@dataclass(frozen=True)
+class MemoryWithMean:
+    """What a filter remembers, and the running mean of secret updates that belongs to it."""
+
+    part: State
+    mean: SharedMean
 
 
 @dataclass(frozen=True, init=False)
@@ -57,7 +69,8 @@ class Secure(Defense):
 
     It also takes filters that decide from norms and cosines alone (`SimilarityFilter`), as those of Factions do. Then
     the inner products of all updates are opened to the leader, a third party deals randomness, and both servers must
-    follow the protocol.
+    follow the protocol. One of them may keep a running mean of updates, as `TwoReferences` does. Nobody sees it; the
+    cosines of updates with it are opened too. Such filters may be followed by `TaperedMean`.
 
     Buffers are secret too, so they cannot be combined by a median: whatever `Defense.buffers` says, their mean over the
     accepted is used. Each client proves a bound on their norm, the mean is limited in every coordinate, and a running
@@ -110,10 +123,10 @@ class Secure(Defense):
                 f"Secure needs the filter CosDefense, or Clip or NormLimit and CosDefense, or filters that decide from "
                 f"norms and cosines alone, got {given}"
             )
-        if not isinstance(self.aggregator, Mean | NormLimitedMean):
+        if not isinstance(self.aggregator, Mean | NormLimitedMean) and not self._tapers:
             raise ValueError(
-                f"Secure needs the aggregator Mean or NormLimitedMean: others compare updates, "
-                f"which stay secret, got {type(self.aggregator).__name__}"
+                f"Secure needs the aggregator Mean or NormLimitedMean, or TaperedMean where updates are compared: "
+                f"others compare updates, which stay secret, got {type(self.aggregator).__name__}"
             )
         if not 0 <= self.colluders < 1:
             raise ValueError(f"Secure.colluders must be in [0, 1), got {self.colluders}")
@@ -133,6 +146,14 @@ class Secure(Defense):
                 NoLengthProof,
                 stacklevel=3,
             )
+
+        if sum(part.keeps_mean for part in self.comparing) > 1:
+            raise ValueError("Secure takes at most one filter that keeps a running mean of updates")
+
+    @property
+    def _tapers(self) -> bool:
+        """Whether updates count by their norms in the mean."""
+        return self.compares and isinstance(self.aggregator, TaperedMean)
 
     @property
     def compares(self) -> bool:
@@ -177,6 +198,14 @@ class Secure(Defense):
         names = ("clip", "buffer_clip", "colluders", "smallest", "largest", "encrypted")
         return {name: getattr(self, name) for name in names}
 
+    def init(self) -> State:
+        """As of every defense; a filter that keeps a running mean has the halves of it beside its own memory."""
+        *memories, last = super().init()
+        if not self.compares:
+            return (*memories, last)
+        pairs = zip(self.filters, memories, strict=True)
+        return (*(MemoryWithMean(m, SharedMean()) if _keeps_mean(part) else m for part, m in pairs), last)
+
     def get_parts(self, layout: Layout) -> ModelParts:
         """The parts of a model."""
         if self.compares:
@@ -192,16 +221,20 @@ class Secure(Defense):
                 part.get_typical_norm(memory)
                 for part, memory in zip(self.comparing, self._memories(state), strict=True)
             )
-            return next((norm for norm in found if norm is not None), None)
+            tapered = state[-1].update if self._tapers else None
+            return next((norm for norm in found if norm is not None), tapered)
         return state[0] if isinstance(self.filters[0], NormLimit) else None
 
     def rule(self, params: Tensor, state: State) -> ComparingRule:
         """The rule of a round where updates are compared."""
-        return ComparingRule(self.comparing, self._memories(state), params)
+        mean = next((memory.mean for memory in state if isinstance(memory, MemoryWithMean)), None)
+        tapering = (self.aggregator, state[-1]) if isinstance(self.aggregator, TaperedMean) else None
+        return ComparingRule(self.comparing, self._memories(state), params, mean, tapering)
 
     def _memories(self, state: State) -> tuple[State, ...]:
-        """What the filters that compare updates remember."""
-        return tuple(state[len(self.filters) - len(self.comparing) : -1])
+        """What the filters that compare updates remember, without running means."""
+        found = state[len(self.filters) - len(self.comparing) : -1]
+        return tuple(memory.part if isinstance(memory, MemoryWithMean) else memory for memory in found)
 
     def terms(
         self, parts: ModelParts, params: Tensor, n: int, memory: float | None, quorum: int = 0, references: int = 0
@@ -219,7 +252,7 @@ class Secure(Defense):
         if self.compares:
             return Terms(
                 n, head, weights, buffers, parts.buffer_units(params), "mean", 1.0, self._longest(memory), None,
-                self.buffer_clip, self.largest, smallest, least, references,
+                self.buffer_clip, self.largest, smallest, least, references, any(map(_keeps_mean, self.comparing)),
             )  # fmt: skip
         assert isinstance(cosdefense, CosDefense)
         limit = None
@@ -234,7 +267,8 @@ class Secure(Defense):
     def _longest(self, typical: float | None) -> float:
         """The norm to which clients clip where updates are compared."""
         assert self.max_norm is not None
-        if isinstance(self.filters[0], Clip) or not any(part.limits_norms for part in self.comparing):
+        limits = self._tapers or any(part.limits_norms for part in self.comparing)
+        if isinstance(self.filters[0], Clip) or not limits:
             return self.max_norm
         return min(LONGEST, max(SHORTEST, MOST_TYPICAL * (typical or self.max_norm)))
 
@@ -270,6 +304,13 @@ class Secure(Defense):
         if not isinstance(judged, OpenedRound) or judged.mean is None:
             raise TypeError("Secure combines what its own judge returned")
         *memories, last = state
+        if self._tapers:
+            if judged.tapered is None:  # nobody moved the weights; buffers may have moved
+                return judged.verdict(judged.mean), state
+            assert isinstance(self.aggregator, TaperedMean)
+            n_trainable = judged.received.layout.n_trainable
+            update, last = self.aggregator.limit_mean(judged.mean, n_trainable, judged.tapered, last)
+            return judged.verdict(update), (*memories, last)
         single = torch.zeros(1, dtype=torch.long, device=judged.received.clients.device)
         row = replace(
             judged.received, updates=judged.mean[None], clients=single, weights=judged.received.weights.new_ones(1)
@@ -307,9 +348,23 @@ class Secure(Defense):
         """As `conclude`, where updates are compared."""
         choice, words = outcomes.choice, outcomes.words
         votes = tuple(vote / VOTE for vote in choice.votes)
-        opened = None if words is None else parts.join(*decode_mean((), words, sum(choice.votes), terms))
-        state = (*state[: -1 - len(self.comparing)], *choice.memories, state[-1])
-        return _finish(cohort, valid, choice.evidence, votes, opened, choice.refused), state
+        opened = None
+        if words is not None:
+            # A mean by length lengthens short updates. Buffers are no longer than their mean over the accepted.
+            divisors = choice.divisor, max(choice.divisor, float(sum(choice.weights)))
+            opened = parts.join(np.zeros(0), *decode_words(words, *divisors, terms))
+        before = state[-1 - len(self.comparing) : -1]
+        after = (
+            MemoryWithMean(new, outcomes.mean or old.mean) if isinstance(old, MemoryWithMean) else new
+            for old, new in zip(before, choice.memories, strict=True)
+        )
+        state = (*state[: -1 - len(self.comparing)], *after, state[-1])
+        judged = _finish(cohort, valid, choice.evidence, votes, opened, choice.refused)
+        return replace(judged, tapered=choice.tapered), state
+
+
+def _keeps_mean(part: Filter) -> bool:
+    return isinstance(part, SimilarityFilter) and part.keeps_mean
 
 
 def _finish(

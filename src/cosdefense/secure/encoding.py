@@ -68,13 +68,18 @@ def decode_mean(head: Sequence[int], words: Words, n_accepted: int, terms: Terms
     """The mean of the accepted from the opened sums: head, other weights, buffers."""
     count = n_accepted * (1 if terms.norm_limit is None else STEPS)
     opened = np.array([total / (count << HEAD_BITS) for total in head], np.float64)  # exact quotients, rounded once
+    return opened, *decode_words(words, count, count, terms)
+
+
+def decode_words(words: Words, divisor: float, buffer_divisor: float, terms: Terms) -> tuple[Floats, Floats]:
+    """The mean's weights and buffers from the opened sum, which is so many times as large."""
     signed = terms.ring.to_signed(words).astype(np.float64)
-    weights = signed[: terms.weights] / (count * 2.0**terms.fraction)
+    weights = signed[: terms.weights] / (divisor * 2.0**terms.fraction)
     # One statistic moves by at most `buffer_clip` of its unit per round, whatever the accepted clients sent.
     rest = np.clip(
-        signed[terms.weights :] / (count * 2.0**terms.buffer_fraction), -terms.buffer_clip, terms.buffer_clip
+        signed[terms.weights :] / (buffer_divisor * 2.0**terms.buffer_fraction), -terms.buffer_clip, terms.buffer_clip
     )
-    return opened, weights, rest * buffer_units(terms)
+    return weights, rest * buffer_units(terms)
 
 
 def buffer_units(terms: Terms) -> Floats:

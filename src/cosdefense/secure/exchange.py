@@ -43,6 +43,7 @@ class TicketRequest:
     head: bytes  # the global head, float64
     rest: bytes  # digest of the other tensors of the model
     others: bytes = NOTHING  # digest of what else clients are sent
+    mean: int = 0  # the round after which the running mean was what the leader has of it; 0: there is none
 
     @cached_property
     def theta(self) -> list[int]:
@@ -55,13 +56,13 @@ class TicketRequest:
         return Shape.of(self.terms, with_cosine=any(self.theta))
 
     def to_bytes(self) -> bytes:
-        return sized(self.terms.to_json().encode()) + sized(self.head) + self.rest + self.others
+        return sized(self.terms.to_json().encode()) + sized(self.head) + self.rest + self.others + number(self.mean)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TicketRequest:
         reader = Reader(data, "request for a ticket")
         terms = Terms.from_json(reader.text())
-        request = cls(terms, reader.sized(), reader.take(KEY), reader.take(KEY))
+        request = cls(terms, reader.sized(), reader.take(KEY), reader.take(KEY), reader.number())
         reader.end()
         return request
 

@@ -17,6 +17,7 @@ from .leader import HelperUnreachable
 from .messages import Malformed
 from .policy import Refused
 from .projection import SIZE
+from .terms import MEAN_ROWS
 from .ticket import Ticket
 from .triple_files import TripleFile
 
@@ -75,13 +76,13 @@ class RemoteHelper:
         return _read(lambda: Settled.from_bytes(answer, terms))
 
     def project(self, leader: Checks) -> Projected:
-        answer = self._post("/project", leader.to_bytes(), 4096 + len(leader.answers) * (8 * SIZE + 1))
+        answer = self._post("/project", leader.to_bytes(), 4096 + (len(leader.answers) + MEAN_ROWS) * (8 * SIZE + 1))
         return _read(lambda: Projected.from_bytes(answer))
 
     def multiply(self, leader: Masked) -> Products:
-        n, references = len(leader.masked), len(leader.references)
-        answer = self._post("/multiply", leader.to_bytes(), 4096 + 8 * n * (n + references))
-        return _read(lambda: Products.from_bytes(answer, n, references))
+        rows, references = len(leader.masked), len(leader.references)
+        answer = self._post("/multiply", leader.to_bytes(), 4096 + 8 * rows * (rows + references))
+        return _read(lambda: Products.from_bytes(answer, leader.n_clients, references, leader.mean))
 
     def settle_weights(self, leader: Weights) -> Settled:
         terms = self._current().terms

@@ -36,6 +36,7 @@ from .triples import TripleStock, deal_stocks
 LOG = logging.getLogger(__name__)
 MAX_REQUEST = 8 * MAX_HEAD + (1 << 20)  # bytes of a request for a ticket: the global head, and terms
 MAX_REPORTS = 16 + MAX_CLIENTS * SealedReport.SIZE
+MAX_WEIGHTS = 64 + 3 * 8 * MAX_CLIENTS  # of a round, and of both sums of a running mean
 MAX_TEXT = 500  # characters of a reason, which may quote what the leader sent
 
 
@@ -97,7 +98,7 @@ class HelperService:
             "/settle": (self.settle, self._count_answers),
             "/project": (self.project, self._count_answers),
             "/multiply": (self.multiply, self._count_projections),
-            "/weights": (self.settle_weights, lambda: 16 + 8 * MAX_CLIENTS),
+            "/weights": (self.settle_weights, lambda: MAX_WEIGHTS),
         }
         routes = [Route(path, self._endpoint(*step), methods=["POST"]) for path, step in steps.items()]
         return Starlette(routes=[*routes, Route("/health", lambda _: Response("ok"))])
@@ -110,7 +111,7 @@ class HelperService:
     def _count_projections(self) -> int:
         """The most bytes of masked projections in this round."""
         terms = None if self._request is None else self._request.terms
-        return 32 + (0 if terms is None else (terms.clients + (terms.references or 0)) * 8 * SIZE)
+        return 64 + (0 if terms is None else (terms.rows + (terms.references or 0)) * 8 * SIZE)
 
     def _read_roster(self) -> frozenset[bytes]:
         try:

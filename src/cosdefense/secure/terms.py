@@ -20,6 +20,7 @@ MAX_LENGTH = 16 * STEPS  # the largest length that can be claimed
 TOLERANCE = Fraction(5, 4)  # how far above its limit the estimated length may be: estimates are off by a few percent
 SHORTEST, LONGEST = 2.0**-20, 2.0**20  # limits of norms
 MAX_CLIENTS, MAX_HEAD, MAX_COORDINATES, MAX_REFERENCES = 1_000, 500_000, 500_000_000, 8
+MEAN_ROWS = 4  # what a running mean adds to the rows that are multiplied, see `secret_mean.py`
 
 Threshold = Literal["mean", "mean+std", "mad"]
 
@@ -58,6 +59,7 @@ class Terms:
         quorum: The least number of valid reports.
         references: The number of public vectors that updates are compared with, beside each other. None: no update is
             compared with another, and CosDefense decides.
+        mean: Whether updates are also compared with a running mean of all updates, which nobody sees.
     """
 
     clients: int
@@ -74,6 +76,7 @@ class Terms:
     smallest: int
     quorum: int
     references: int | None = None
+    mean: bool = False
 
     def __post_init__(self) -> None:
         _check(3 <= self.smallest <= self.clients <= MAX_CLIENTS, "3 ≤ smallest ≤ clients ≤ 1000", self)
@@ -84,6 +87,7 @@ class Terms:
             _check(0 <= self.references <= MAX_REFERENCES, f"references from 0 to {MAX_REFERENCES}", self)
             _check(self.head == 0 < self.weights, "no head where updates are compared", self)
             _check(self.clip is not None and self.norm_limit is None, "a clip where updates are compared", self)
+        _check(self.compares or not self.mean, "no running mean where updates are not compared", self)
         _check(self.weights >= 0 <= self.buffers, "weights and buffers ≥ 0", self)
         _check(self.head + self.weights + self.buffers <= MAX_COORDINATES, f"size ≤ {MAX_COORDINATES}", self)
         _check(all(size >= 0 and abs(e) <= 64 for size, e in self.units), "units from 2**−64 to 2**64", self)
@@ -109,7 +113,7 @@ class Terms:
             raise RefusedTerms(f"terms are not JSON: {error}") from error
         if not isinstance(table, dict) or table.pop("version", None) != VERSION:
             raise RefusedTerms(f"terms need version {VERSION}")
-        terms = _typed(cls, {"references": None, **table})
+        terms = _typed(cls, {"references": None, "mean": False, **table})
         if terms.to_json() != text:
             raise RefusedTerms("terms are not in canonical form")
         return terms
@@ -119,6 +123,8 @@ class Terms:
         table = {"version": VERSION, **asdict(self)}
         if self.references is None:
             del table["references"]
+        if not self.mean:
+            del table["mean"]
         return json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @cached_property
@@ -134,6 +140,11 @@ class Terms:
     def compares(self) -> bool:
         """Whether updates are compared with each other."""
         return self.references is not None
+
+    @property
+    def rows(self) -> int:
+        """The most rows that are multiplied with each other."""
+        return self.clients + MEAN_ROWS * self.mean
 
     @cached_property
     def ring(self) -> Ring:
@@ -194,6 +205,8 @@ def _typed(cls: type[Terms], table: dict[str, Any]) -> Terms:
     kinds: dict[str, Any] = dict.fromkeys(whole, int) | {"threshold": str, "units": list}
     kinds |= {"deviations": float, "buffer_clip": float, "largest": float, "clip": (float, type(None))}
     kinds |= {"references": (int, type(None))}
+    if type(table["mean"]) is not bool:
+        raise RefusedTerms(f"terms: mean has the wrong type: {type(table['mean']).__name__}")
     for name, kind in kinds.items():
         if not isinstance(table[name], kind) or isinstance(table[name], bool):
             raise RefusedTerms(f"terms: {name} has the wrong type: {type(table[name]).__name__}")

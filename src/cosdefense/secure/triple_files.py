@@ -11,10 +11,11 @@ from .durable import replace_file
 from .messages import Malformed, Reader, number
 from .projection import RING
 from .streams import KEY
-from .terms import MAX_CLIENTS
+from .terms import MAX_CLIENTS, MEAN_ROWS
 from .triples import NoTriple, TripleHalf, TripleStock, deal
 
 MAGIC = b"cosdefense triples 1\0"
+MOST_ROWS = MAX_CLIENTS + MEAN_ROWS
 HEADER = len(MAGIC) + 1 + KEY + 2 * 8
 Role = Literal["leader", "helper"]
 ROLES = get_args(Role)
@@ -25,9 +26,12 @@ class BadTriples(ValueError):
 
 
 def deal_files(leader: Path, helper: Path, clients: int, count: int) -> None:
-    """Write fresh triples, one file for each server. Existing files are never replaced."""
-    if not 3 <= clients <= MAX_CLIENTS or count < 1:
-        raise BadTriples(f"a deal needs 3 to {MAX_CLIENTS} clients and at least one round, got {clients} and {count}")
+    """Write fresh triples, one file for each server. Existing files are never replaced.
+
+    `clients`: the most rows that can be multiplied, which are also those of a running mean.
+    """
+    if not 3 <= clients <= MOST_ROWS or count < 1:
+        raise BadTriples(f"a deal needs 3 to {MOST_ROWS} rows and at least one round, got {clients} and {count}")
     name, flags = os.urandom(KEY), os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         os.fdopen(os.open(leader, flags, 0o600), "wb") as ours,
@@ -76,7 +80,7 @@ class TripleFile:
         if owner != ROLES.index(role):
             raise BadTriples(f"{self._path} is not for the {role}")
         size = self._path.stat().st_size
-        if not 3 <= clients <= MAX_CLIENTS or size != HEADER + count * _width(role, clients):
+        if not 3 <= clients <= MOST_ROWS or size != HEADER + count * _width(role, clients):
             raise BadTriples(f"{self._path} has the wrong length for {count} triples of {clients} clients")
         return name, clients, count
 

@@ -37,7 +37,9 @@ class TripleHalf:
     def mask(self, n: int) -> Words:
         """Its half of the first `n` rows of U."""
         if n > self.clients:
-            raise NoTriple(f"the triples are for at most {self.clients} clients, got {n}")
+            raise NoTriple(
+                f"the triples are for at most {self.clients} rows, got {n}: clients, and 4 for a running mean"
+            )
         return RING.from_bytes(stream(self.seed, "mask", 8 * n * SIZE)).reshape(n, SIZE)
 
     def mask_products(self, n: int) -> Words:
