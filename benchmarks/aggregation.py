@@ -77,8 +77,8 @@ def defenses(rows: Tensor) -> dict[str, Defense]:
         "Geometric median": alone(GeometricMedian()),
         "Centered clipping": alone(CenteredClipping(radius=radius(rows))),
         "Bulyan": alone(Bulyan(BULYAN_SHARE)),
-        "Factions": get("factions"),  # nobody's but ours, as the next: only as n and d grow
-        "Two references": get("two-references"),
+        "Opposed clusters": get("opposed-clusters"),  # nobody's but ours, as the next: only as n and d grow
+        "Factions": get("factions"),
     }
 
 

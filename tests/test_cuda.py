@@ -89,7 +89,7 @@ def moved(state: State, like: State) -> State:
 
 RULES = [
     "cosdefense", "krum", "clipping-median", "trimmed-mean", "fltrust", "bygars", "bygars++", "sageflow", "diversefl",
-    "rffl", "foolsgold", "pca-clustering", "fat", "factions", "two-references",
+    "rffl", "foolsgold", "pca-clustering", "fat", "factions", "opposed-clusters",
 ]  # fmt: skip
 
 
@@ -192,9 +192,14 @@ def test_stacked_clients_train_as_each_does_alone_and_repeat_their_bits(monkeypa
         assert can_stack(task, trainer, 1)
         found = [train_clients(task, trainer, params, images, labels) for _ in range(2)]
         assert torch.equal(found[0], found[1])
+        differences = []
         for update, batch, truth in zip(found[0], to_channels_last(images, 3), labels, strict=True):
             plain = trainer(task, params, batch, truth)
-            assert float((update - plain).norm()) <= 1e-4 * float(plain.norm())
+            differences.append(float((update - plain).norm() / plain.norm()))
+        # Of 600 images one may have two pixels, or a pixel and zero, that differ by rounding alone. Max-pooling and
+        # ReLU then choose differently, by which one client in three differs from float64 by up to 1.5e-3, both ways.
+        assert min(differences) <= 2e-5
+        assert max(differences) <= 5e-3
         params = params + found[0].mean(dim=0)
 
 
@@ -229,20 +234,24 @@ def test_recordings_are_reused_and_released_with_their_task() -> None:
     """Their memory shows both."""
     choose_device("cuda")
     gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
+    before = memory_of_graphs()
     task = resnet_task()
     images, labels = torch.rand(7, 1, 64, 3, 32, 32, device="cuda"), torch.zeros(7, 1, 64, dtype=torch.long).cuda()
     reserved = []
     for _ in range(3):
         train_clients(task, LocalSGD(), task.initial(), images, labels)
         torch.cuda.synchronize()
-        reserved.append(torch.cuda.memory_reserved())
-    assert reserved[2] == reserved[1]
+        reserved.append(memory_of_graphs())
+    assert reserved[2] == reserved[1] > before
     del task, images, labels
     gc.collect()
+    assert memory_of_graphs() == before
+
+
+def memory_of_graphs() -> int:
+    """Bytes that recorded graphs hold. Libraries keep workspaces outside of them, with the blocks they lie in."""
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() - before < (reserved[2] - before) / 4
+    return sum(found["total_size"] for found in torch.cuda.memory_snapshot() if found["segment_pool_id"] != (0, 0))
 
 
 def test_dropout_differs_between_clients_and_repeats_with_the_seed() -> None:

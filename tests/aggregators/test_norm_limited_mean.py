@@ -54,7 +54,7 @@ def test_colluding_clients_are_rejected_even_as_a_majority() -> None:
     """Six of ten send the same update, opposed to the others: they share one vote and are the smaller cluster."""
     rng = torch.Generator().manual_seed(0)
     honest = torch.randn(10, 40, generator=rng, dtype=torch.float64) + 0.5
-    defense: Defense = get("factions")
+    defense: Defense = get("opposed-clusters")
     _, state = defense(weights_only(honest), defense.init())
     rows = torch.cat([honest[:4], -1.5 * honest[:4].mean(dim=0).expand(6, -1)])
     verdict, _ = defense(weights_only(rows), state)

@@ -184,6 +184,6 @@ def test_the_direction_of_many_rounds_shows_what_one_round_does_not(attack: Sign
 
 
 def test_the_preset_takes_its_options() -> None:
-    defense = get("two-references", tolerance=0.5, taper=4.0, max_mean_ratio=2.0)
+    defense = get("factions", tolerance=0.5, taper=4.0, max_mean_ratio=2.0)
     assert defense.filters == (TwoReferences(0.5),)
     assert (defense.aggregator.taper, defense.aggregator.max_mean_ratio) == (4.0, 2.0)  # type: ignore[attr-defined]

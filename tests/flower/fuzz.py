@@ -59,8 +59,8 @@ DEFENSES: dict[str, Callable[[], Defense | Filter]] = {
     "geometric median": lambda: Defense((), GeometricMedian()),
     "centered clipping": lambda: Defense((), CenteredClipping()),
     "bulyan": lambda: Defense((), Bulyan()),
+    "opposed-clusters": PRESETS["opposed-clusters"],
     "factions": PRESETS["factions"],
-    "two-references": PRESETS["two-references"],
     "clipping-median": PRESETS["clipping-median"],
     "weak-dp": PRESETS["weak-dp"],
 }

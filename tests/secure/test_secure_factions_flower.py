@@ -1,10 +1,11 @@
-"""`Defended` with Factions on reports: the leader compares clients without seeing an update."""
+"""`Defended` with Factions on reports: a running mean that survives restarts of both servers, or starts again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,171 +13,166 @@ import pytest
 pytest.importorskip("flwr", reason='flwr, the extra "flower", is not installed here')
 
 import torch
-from federations import content, model, record, reply, to_arrays, trained
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from secure_federations import NODES, Federation, defend, make_context, start, to_bytes, train
+from federations import model, record, reply, to_arrays
+from flwr.app import ConfigRecord, RecordDict
+from secure_federations import NODES, SEED, defend, make_context, start, to_bytes, train, train_twin
+from test_secure_opposed_clusters_flower import Comparing, Link, reverse
 
 from cosdefense import Cohort, Layout, get
-from cosdefense.core import derive
-from cosdefense.flower import AllRoundsSkipped
+from cosdefense.core import State, derive
+from cosdefense.flower import Defended
 from cosdefense.flower.node_ids import to_signed
 from cosdefense.flower.secure_record import KEY
 from cosdefense.secure import Secure
-from cosdefense.secure.comparing_helper import ComparingHelper
-from cosdefense.secure.policy import Policy
+from cosdefense.secure.shared_mean import SharedMean
+from cosdefense.secure.terms import MEAN_ROWS
 from cosdefense.secure.triple_files import TripleFile, deal_files
 
-FACTIONS = Secure(get("factions"), colluders=0.0)
-
-
-class Link:
-    """A helper and the leader's triples, as `RemoteHelper` has both."""
-
-    def __init__(self, federation: Comparing) -> None:
-        self.federation, self.triples = federation, federation.files[0].stock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.federation.helper, name)
-
-    def issue_ticket(self, request: Any) -> Any:
-        return self.federation.helper.issue_ticket(request)
-
-    def check_reports(self, reports: Any) -> Any:
-        return self.federation.helper.check_reports(reports)
-
-    def settle(self, leader: Any) -> Any:
-        return self.federation.helper.settle(leader)
-
-    def project(self, leader: Any) -> Any:
-        return self.federation.helper.project(leader)
-
-    def multiply(self, leader: Any) -> Any:
-        return self.federation.helper.multiply(leader)
-
-    def settle_weights(self, leader: Any) -> Any:
-        return self.federation.helper.settle_weights(leader)
+DEFENSE = Secure(get("factions"), colluders=0.0)
 
 
 @dataclass
-class Comparing(Federation):
-    """A federation whose nodes agree to comparisons, and whose servers have triples."""
+class Learning(Comparing):
+    """A federation whose triples have rows for a running mean."""
 
-    helper: ComparingHelper = None  # type: ignore[assignment]
-    rounds: int = 4
+    rounds: int = 8
 
     def __post_init__(self) -> None:
-        paths = self.folder / "leader.triples", self.folder / "helper.triples"
-        deal_files(*paths, len(self.nodes), self.rounds)
-        self.files = TripleFile(paths[0], "leader"), TripleFile(paths[1], "helper")
-        self.changes = {node: {"secure-comparisons": True} for node in self.nodes}
         super().__post_init__()
-
-    def restart(self) -> ComparingHelper:
-        self.helper = ComparingHelper(
-            self.identity, self.roster, Policy(comparisons=True), self.folder / "helper.state",
-            triples=self.files[1].stock(),
-        )  # fmt: skip
-        return self.helper
-
-    def close(self) -> None:
-        for file in self.files:
-            file.close()
+        self.close()
+        paths = self.folder / "leader-mean.triples", self.folder / "helper-mean.triples"
+        deal_files(*paths, len(self.nodes) + MEAN_ROWS, self.rounds)
+        self.files = TripleFile(paths[0], "leader"), TripleFile(paths[1], "helper")
+        self.restart()
 
 
-def reverse(message: Message, context: Context) -> Message:
-    """The opposite of what an honest node trains, ten times as long."""
-    arrays = to_arrays(message.content["arrays"])
-    moved = trained(arrays, context.node_id, 1)
-    floats = [name for name, array in arrays.items() if array.dtype == np.float32]
-    changed = {name: (arrays[name] - 10 * (moved[name] - arrays[name])).astype(np.float32) for name in floats}
-    return reply(message, content({**moved, **changed}, {"num-examples": 1}))
+class Run:
+    """A leader's rounds beside those of the twin."""
 
+    def __init__(self, folder: Path) -> None:
+        self.federation = Learning(folder, apps={NODES[2]: reverse})
+        self.link = Link(self.federation)
+        self.layout, self.arrays, self.number = Layout.of(model()), model(), 0
+        self.twin_state: State = DEFENSE.plain.init()
+        self.defended = self.start_leader()
 
-@pytest.mark.slow
-def test_the_leader_decides_and_computes_as_the_twin(tmp_path: Path) -> None:
-    federation = Comparing(tmp_path, apps={NODES[2]: reverse})
-    defended, arrays = defend(federation, FACTIONS, helper=Link(federation)), model()
-    twin, state, layout = FACTIONS.plain, FACTIONS.init(), Layout.of(model())
-    for number in (1, 2, 3):
-        grid = federation.grid()
-        messages = list(defended.configure_train(number, record(arrays), ConfigRecord(), grid))
-        result, metrics = defended.aggregate_train(number, list(grid.send_and_receive(messages)))
-        assert result is not None
-        assert metrics is not None
+    def start_leader(self) -> Defended:
+        return defend(self.federation, DEFENSE, helper=self.link)
+
+    def play(self, *, count: bool = True, before_opening: Callable[[], object] = lambda: None) -> str | None:
+        """One round, which must be the twin's if it counts. Why it was skipped, if so."""
+        self.number += 1
+        grid, defended = self.federation.grid(), self.defended
+        messages = list(defended.configure_train(self.number, record(self.arrays), ConfigRecord(), grid))
+        replies = list(grid.send_and_receive(messages))
+        before_opening()
+        result, _ = defended.aggregate_train(self.number, replies)
         assert defended.record is not None
-        params, plain = layout.flatten(arrays), {}
+        if defended.record.skipped is not None or not count:
+            return defended.record.skipped
+        params, plain = self.layout.flatten(self.arrays), {}
         for message in messages:
             node = message.metadata.dst_node_id
             bare = reply(message, RecordDict({k: v for k, v in message.content.items() if k != KEY}))
-            answer = federation.apps.get(node, train)(bare, make_context(node))
-            plain[node] = layout.flatten(to_arrays(answer.content["arrays"])) - params
+            answer = self.federation.apps.get(node, train)(bare, make_context(node))
+            plain[node] = self.layout.flatten(to_arrays(answer.content["arrays"])) - params
         rows = torch.stack([plain[node] for node in defended.record.clients])
         clients = torch.tensor([to_signed(node) for node in defended.record.clients])
-        verdict, state = twin(Cohort.of(rows, params, layout, clients, seed=derive(3, "defense", number)), state)
+        cohort = Cohort.of(rows, params, self.layout, clients, seed=derive(SEED, "defense", self.number))
+        verdict, self.twin_state = DEFENSE.plain(cohort, self.twin_state)
         assert verdict.skipped is None
         assert list(defended.record.weights) == verdict.weights.tolist()
-        for name, scores in verdict.evidence.items():
-            found = [np.nan if score is None else score for score in defended.record.scores[name]]
-            assert found == pytest.approx(scores.tolist(), nan_ok=True)
-        weights = dict(zip(defended.record.clients, defended.record.weights, strict=True))
-        assert weights[NODES[2]] == 0
-        assert sum(weight > 0 for weight in weights.values()) == 5
-        expected, arrays = layout.unflatten(params + verdict.update), to_arrays(result)
-        for name, array in arrays.items():
+        assert result is not None
+        expected, self.arrays = self.layout.unflatten(params + verdict.update), to_arrays(result)
+        for name, array in self.arrays.items():
             assert np.array_equal(array, expected[name].numpy() if name in expected else model()[name]), name
-    assert len(federation.files[0].used.read_text().split()) == 2
-    federation.close()
+        return None
+
+    def forget_mean(self) -> None:
+        """What the twin remembers when a half was lost."""
+        self.twin_state = (replace(self.twin_state[0], mean=SharedMean()), *self.twin_state[1:])
+
+    def check_halves(self) -> None:
+        ours, theirs = self.defended.state[0].mean, self.twin_state[0].mean
+        half = self.federation.helper._means.find(ours.version, self.layout.n_trainable)
+        assert half is not None
+        assert ours.halves is not None
+        assert torch.equal(ours.halves[0] + torch.from_numpy(half.view(np.int64).copy()), theirs.halves[0])
+        assert ours.total == theirs.total
+        assert self.defended.state[0].part == self.twin_state[0].part
 
 
-def test_rounds_without_triples_are_skipped(tmp_path: Path) -> None:
-    federation = Comparing(tmp_path, rounds=1)
-    defended, arrays = defend(federation, FACTIONS, helper=Link(federation)), start()
-    for number, needed in ((1, None), (2, "all 1 triples were used: the dealer must deal new ones")):
-        grid = federation.grid()
-        messages = list(defended.configure_train(number, arrays, ConfigRecord(), grid))
-        result, _ = defended.aggregate_train(number, list(grid.send_and_receive(messages)))
-        assert defended.record is not None
-        if needed is None:
-            assert defended.record.skipped is None
-            assert result is not None
-            arrays = result
-        else:
-            assert needed in str(defended.record.skipped)
-            assert result is None or to_bytes(result) == to_bytes(arrays)
-    federation.close()
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    found = Run(tmp_path)
+    yield found
+    found.federation.close()
 
 
-def test_a_restarted_helper_costs_one_round(tmp_path: Path) -> None:
-    """It forgot the reports, and goes on with the next triple."""
+@pytest.mark.slow
+def test_the_leader_decides_and_computes_as_the_twin(run: Run) -> None:
+    """The helper is restarted between rounds 2 and 3, and in round 4, which is skipped."""
+    for _ in range(2):
+        assert run.play() is None
+        run.check_halves()
+    run.federation.restart()
+    assert run.play() is None
+    before = run.defended.state
+    assert "is not the current one" in str(run.play(before_opening=run.federation.restart))
+    assert run.defended.state is before
+    for _ in range(2):
+        assert run.play() is None
+        run.check_halves()
+    assert run.twin_state[0].part.n_rounds == 5
+
+
+@pytest.mark.slow
+def test_a_lost_half_starts_the_mean_again_and_training_goes_on(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    assert [run.play() for _ in range(3)] == [None] * 3
+    for path in run.federation.folder.glob("helper.state.mean.*"):
+        path.unlink()
+    run.forget_mean()
+    with caplog.at_level(logging.WARNING):
+        assert run.play() is None
+    assert "the helper has no half of the running mean of round 3: the mean starts again" in caplog.text
+    assert run.twin_state[0].part.n_rounds == 1
+    assert run.play() is None
+    run.check_halves()
+
+
+@pytest.mark.slow
+def test_a_leader_that_lost_a_round_goes_on_from_the_mean_before(run: Run) -> None:
+    """The helper learned the round; the leader was killed before its checkpoint, and repeats it on the same model."""
+    assert [run.play() for _ in range(2)] == [None] * 2
+    state, number = run.defended.state, run.number
+    run.play(count=False)
+    run.defended, run.number = run.start_leader(), number
+    run.defended.state = state
+    for _ in range(2):
+        assert run.play() is None
+        run.check_halves()
+
+
+def test_triples_need_rows_for_the_mean(tmp_path: Path) -> None:
+    """The first round says so, although it has no mean yet."""
     federation = Comparing(tmp_path)
+    defended, grid = defend(federation, DEFENSE, helper=Link(federation)), federation.grid()
+    messages = list(defended.configure_train(1, record(model()), ConfigRecord(), grid))
+    defended.aggregate_train(1, list(grid.send_and_receive(messages)))
+    federation.close()
+    assert defended.record is not None
+    assert f"the triples are for at most 6 rows, got {6 + MEAN_ROWS}" in str(defended.record.skipped)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_model_of_the_twin(tmp_path: Path) -> None:
+    """The leader's half is in the checkpoint; the helper is a new process, too."""
+    federation = Learning(tmp_path)
     link = Link(federation)
-    defended, arrays, skipped = defend(federation, FACTIONS, helper=link), start(), []
-    for number in (1, 2, 3):
-        grid = federation.grid()
-        messages = list(defended.configure_train(number, arrays, ConfigRecord(), grid))
-        replies = list(grid.send_and_receive(messages))
-        if number == 2:
-            federation.restart()
-        result, _ = defended.aggregate_train(number, replies)
-        assert defended.record is not None
-        skipped.append(defended.record.skipped)
-        arrays = result if result is not None else arrays
-    assert skipped[0] is skipped[2] is None
-    assert "is not the current one" in str(skipped[1])
+    for rounds in (2, 5):
+        leader = defend(federation, DEFENSE, helper=link, checkpoint_dir=tmp_path / "run")
+        result = leader.start(federation.grid(), start(), num_rounds=rounds, resume=True)
+        federation.restart()
     federation.close()
-
-
-def test_nodes_and_servers_must_agree_to_comparisons(tmp_path: Path) -> None:
-    federation = Comparing(tmp_path)
-    federation.changes = {}
-    defended = defend(federation, FACTIONS, helper=Link(federation))
-    with pytest.raises(AllRoundsSkipped):
-        defended.start(federation.grid(), start(), num_rounds=1)
-    assert all("secure-comparisons is false" in str(answer.error.reason) for answer in federation.replies)
-    with pytest.raises(ValueError, match="needs a dealer's triples"):
-        defend(federation, FACTIONS)
-    federation.changes = {NODES[0]: {"secure-comparisons": "yes"}}
-    federation.replies.clear()
-    with pytest.raises(AllRoundsSkipped):
-        defended.start(federation.grid(), start(), num_rounds=1)
-    federation.close()
+    assert leader.state[0].part.n_rounds == 5
+    assert to_bytes(result.arrays) == train_twin(DEFENSE, [NODES] * 5)[0]

@@ -61,7 +61,7 @@ class TaperedMean(Aggregator):
 
     skips_rejected: ClassVar[bool] = True
 
-    taper: float = 3.0
+    taper: float = 1.5
     max_mean_ratio: float = 1.2
     decay: float = 0.95
 

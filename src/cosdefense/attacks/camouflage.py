@@ -1,6 +1,7 @@
 """Camouflage: every malicious client adds a small reversed honest mean to its own honest update.
 
-Designed for this project against `Factions`. It is the simplest of the updates that the adaptive attack finds there.
+Designed for this project against the preset `opposed-clusters`. It is the simplest of the updates that the adaptive
+attack finds there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Camouflage(Attack):
     the less of this holds.
 
     Args:
-        strength: The factor. 2 to 3 damaged Factions most; about n / n_malicious stops the progress of a plain mean.
+        strength: The factor. 2 to 3 damaged `opposed-clusters` most; about n / n_malicious stops the progress of a
+            plain mean.
         knowledge: "full": the honest updates are known. "partial": their mean is estimated by that of the malicious
             clients' own updates.
     """

@@ -45,7 +45,8 @@ class Persistent(DefenseSearch):
 
     m is the running mean of the honest means, L the median norm of honest updates, v a random unit vector of the
     client's own and w the global model. Every combination is also tried with the client's own update in the place of
-    the noise, and with −m made orthogonal to the running mean of all updates that were sent. Damage is how much the combined update of the defense falls short of the honest mean along m.
+    the noise, and with −m made orthogonal to the running mean of all updates that were sent. Damage is how much the
+    combined update of the defense falls short of the honest mean along m.
 
     The attack knows the honest updates, the defense and, in the simulator, its memory.
 

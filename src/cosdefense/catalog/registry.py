@@ -132,8 +132,8 @@ PRESETS_BY_KIND: dict[str, dict[str, Callable[..., Defense]]] = {
         "freqfed": presets.freqfed,
         "deepsight": presets.deepsight,
         "pca-clustering": presets.pca_clustering,
+        "opposed-clusters": presets.opposed_clusters,
         "factions": presets.factions,
-        "two-references": presets.two_references,
     },
     "trust": {
         "fltrust": presets.fltrust,

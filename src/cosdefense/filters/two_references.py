@@ -104,7 +104,7 @@ class TwoReferences(SimilarityFilter):
     keeps_mean: ClassVar[bool] = True
 
     tolerance: float = 0.3
-    decay: float = 0.98
+    decay: float = 0.95
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0:

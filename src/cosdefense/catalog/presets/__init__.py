@@ -2,7 +2,7 @@
 
 from .client_side import fat, fl_wbc
 from .clipping import centered_clipping, central_dp, clipping_median, crfl, norm_clipping, weak_dp
-from .clustering import deepsight, factions, flame, freqfed, pca_clustering, signguard, two_references
+from .clustering import deepsight, factions, flame, freqfed, opposed_clusters, pca_clustering, signguard
 from .distances import arc, dnc, krum, multi_krum, multi_metrics, nnm, rfa
 from .memory import fedrola, fldetector, foolsgold, rffl
 from .statistics import alignins, bucketing, cosdefense, fedavg, lasa, median, rlr, trimmed_mean
@@ -39,6 +39,7 @@ __all__ = [
     "multi_metrics",
     "nnm",
     "norm_clipping",
+    "opposed_clusters",
     "pca_clustering",
     "rfa",
     "rffl",
@@ -46,6 +47,5 @@ __all__ = [
     "sageflow",
     "signguard",
     "trimmed_mean",
-    "two_references",
     "weak_dp",
 ]

@@ -70,10 +70,10 @@ def pca_clustering(source: int | None = None, layer: str | None = None) -> Defen
     return Defense((PCAClusters(source, layer),), Mean())
 
 
-def factions(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_ratio: float = 1.2) -> Defense:
+def opposed_clusters(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_ratio: float = 1.2) -> Defense:
     """Limit norms, count near-duplicates once, reject the weaker of two opposed clusters, then a mean of limited norm.
 
-    The project's own defense; docs/factions.md describes it.
+    The project's own defense before `factions`; docs/factions.md says how it fails.
 
     Args:
         min_opposition: How negative the mean cosine between two clusters must be for one of them to be
@@ -86,10 +86,10 @@ def factions(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_rati
     )
 
 
-def two_references(tolerance: float = 0.3, taper: float = 3.0, max_mean_ratio: float = 1.2) -> Defense:
+def factions(tolerance: float = 0.3, taper: float = 1.5, max_mean_ratio: float = 1.2) -> Defense:
     """Reject what opposes both the recent updates and the model, then a mean in which long updates count less.
 
-    The project's own candidate for the next `factions`; docs/factions.md says what was measured so far.
+    The project's own defense; docs/factions.md describes it.
 
     Args:
         tolerance: How far an update may oppose the two references, in typical cosines of the others.
