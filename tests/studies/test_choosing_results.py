@@ -86,3 +86,10 @@ def test_what_the_page_says_about_many_clients() -> None:
         assert float(read_table("phones")[rule]["MPAF"]) < 12
     for rule in ("clipping to the median norm", "median"):
         assert min(list_attacked("phones", rule)) > 88
+
+
+def test_what_the_page_says_about_a_majority_of_one_person() -> None:
+    assert max(list_attacked("identities", "Factions")) <= 10
+    former = read_table("identities")["opposed clusters"]
+    assert min(float(former[attack]) for attack in ("inner product", "MPAF")) > 80
+    assert max(float(former[attack]) for attack in ("sign flip", "label flip")) < 40
