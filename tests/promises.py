@@ -10,5 +10,11 @@ MAY_REJECT_IDENTICAL = (ByGARS, ByGARSPlusPlus, DiverseFL, FLTrust, FoolsGold, S
 # For these, identical clients do not give their update.
 ADDS_NOISE = (CRFL, NoisyMean)
 LIMITS_STEPS = (CenteredClipping, NormLimitedMean, TaperedMean)
-# Options for tests, where the defaults would take long.
+# Options for tests, where the defaults would take long. Attacks that search have tests of their own with all trials.
 SHORTER: dict[str, dict[str, int]] = {"deepsight": {"samples": 20, "draws": 1}}
+SHORTER_ATTACKS: dict[str, dict[str, int]] = {
+    "adaptive": {"trials": 4},
+    "persistent": {"trials": 4},
+    "planning": {"trials": 4},
+    "tailored": {"trials": 4},
+}

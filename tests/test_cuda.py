@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from cosdefense.training.stacked_clients import can_stack
 from cosdefense.training.task import Task
 from interrupted_runs import rounds_run
 from policies import random_policy, save_policy
-from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER
+from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER, SHORTER_ATTACKS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU here")
 
@@ -61,7 +62,9 @@ def test_aggregators_keep_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_keep_the_contract(name: str, tmp_path: Path) -> None:
-    options = {"path": save_policy(random_policy(LAYOUT), tmp_path)} if name == "learned-policy" else {}
+    options: dict[str, Any] = dict(SHORTER_ATTACKS.get(name, {}))
+    if name == "learned-policy":
+        options["path"] = save_policy(random_policy(LAYOUT), tmp_path)
     check_attack(ATTACKS[name](**options), device="cuda")
 
 

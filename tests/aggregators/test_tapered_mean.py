@@ -31,11 +31,11 @@ def test_zeros_do_not_slow_the_model_down() -> None:
 
 
 def test_long_updates_are_clipped_then_tapered() -> None:
-    # The median is 1. One of 2 counts as 1; one of 6 as (3 / 6)² = ¼.
+    # The median is 1. One of 1.5 counts as 1; one of 3 as (1.5 / 3)² = ¼.
     up, right = [0.0, 1.0], [1.0, 0.0]
-    assert aggregate([right, right, [0.0, 2.0]]) == pytest.approx([2 / 3, 1 / 3])
-    assert aggregate([right, up, up, right, [0.0, 6.0]]) == pytest.approx([2 / 4.25, 2.25 / 4.25])
-    assert aggregate([right, up, up, right, [0.0, 6.0]], taper=6.0) == pytest.approx([2 / 5, 3 / 5])
+    assert aggregate([right, right, [0.0, 1.5]]) == pytest.approx([2 / 3, 1 / 3])
+    assert aggregate([right, up, up, right, [0.0, 3.0]]) == pytest.approx([2 / 4.25, 2.25 / 4.25])
+    assert aggregate([right, up, up, right, [0.0, 3.0]], taper=3.0) == pytest.approx([2 / 5, 3 / 5])
 
 
 def test_a_round_of_long_updates_is_clipped_to_the_running_median_norm() -> None:
@@ -74,7 +74,7 @@ def test_a_round_of_zeros_is_forgotten() -> None:
 def test_it_agrees_with_a_slow_twin(rows: list[tuple[float, float]], running: float) -> None:
     norms = [(a * a + b * b) ** 0.5 for a, b in rows]
     limit = min(statistics.median(norms), running)
-    start = 3 * max(limit, sorted(norms)[(len(norms) - 1) // 2])
+    start = 1.5 * max(limit, sorted(norms)[(len(norms) - 1) // 2])
     lengths = [min(norm, limit) * min(1.0, start / norm) ** 2 for norm in norms]
     pairs = list(zip(rows, norms, lengths, strict=True))
     mean = [limit * sum(row[i] / norm * length for row, norm, length in pairs) / sum(lengths) for i in (0, 1)]

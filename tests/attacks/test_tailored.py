@@ -30,7 +30,7 @@ def accepted(name: str, cohort: Cohort, rows: torch.Tensor) -> bool:
     return bool((get(name)(sent, get(name).init())[0].weights[MALICIOUS] != 0).all())
 
 
-@pytest.mark.parametrize("name", ["multi-krum", "factions"])
+@pytest.mark.parametrize("name", ["multi-krum", "opposed-clusters"])
 @pytest.mark.parametrize("direction", ["unit", "std"])
 def test_the_defense_accepts_it_but_nothing_longer(name: str, direction: str) -> None:
     """A thousandth longer is rejected: 20 halvings resolve more than that."""

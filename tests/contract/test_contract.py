@@ -43,6 +43,7 @@ from cosdefense.attacks import (
     Noise,
     NoiseCamouflage,
     OptimizedTrigger,
+    Persistent,
     Planning,
     PoisonedFL,
     SignFlip,
@@ -75,7 +76,7 @@ from cosdefense.filters import (
     SignGuard,
 )
 from cosdefense.testing.contract import check_aggregator, check_attack, check_defense, check_filter
-from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER
+from promises import ADDS_NOISE, LIMITS_STEPS, MAY_REJECT_IDENTICAL, SHORTER, SHORTER_ATTACKS
 
 # Their checks take more than two thirds of a second.
 LONG = (
@@ -137,8 +138,8 @@ AGGREGATOR_CASES = [
     ),
 ]
 ATTACK_CASES = [
-    # LearnedPolicy needs a file: test_learned_policy.py. Adaptive, Planning, Tailored stand below, with fewer trials.
-    *(kind() for kind in ATTACKS.values() if kind not in (LearnedPolicy, Adaptive, Planning, Tailored)),
+    # LearnedPolicy needs a file: test_learned_policy.py.
+    *(kind(**SHORTER_ATTACKS.get(name, {})) for name, kind in ATTACKS.items() if kind is not LearnedPolicy),
     *slow(
         InnerProduct(0.5),
         SignFlip(5.0),
@@ -182,6 +183,8 @@ ATTACK_CASES = [
         Adaptive(PRESETS["bygars++"](), trials=3),
         Planning(PRESETS["bygars++"](), trials=6, horizon=2),
         Planning(PRESETS["median"](), trials=3),
+        Persistent(PRESETS["factions"](), trials=3),
+        Persistent(PRESETS["bygars++"](), trials=3, decay=0.0),
     ),
 ]
 

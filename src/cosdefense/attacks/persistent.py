@@ -8,6 +8,7 @@ memory of directions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,7 +22,7 @@ from ..core import Cohort, Defense, State, check_decay
 from ..ops import median_of, row_norms
 from ._defense_search import DefenseSearch
 from ._geometry import draw_unit_vectors, normalize, remove_projection
-from ._trial_round import CachedTrustedData, compute_damage, sort_by_client
+from ._trial_round import CachedTrustedData, sort_by_client
 from .attack import Attack
 
 LENGTHS = (1.0, 0.5, 2.0, 0.25)  # of the reversed direction, in typical norms of honest updates
@@ -45,8 +46,9 @@ class Persistent(DefenseSearch):
 
     m is the running mean of the honest means, L the median norm of honest updates, v a random unit vector of the
     client's own and w the global model. Every combination is also tried with the client's own update in the place of
-    the noise, and with −m made orthogonal to the running mean of all updates that were sent. Damage is how much the
-    combined update of the defense falls short of the honest mean along m.
+    the noise, and with −m made orthogonal to the running mean of all updates that were sent, up to a cosine of 0.05.
+    Damage is how much the combined update of the defense falls short of the honest mean along m. Buffers are those of
+    the honest mean.
 
     The attack knows the honest updates, the defense and, in the simulator, its memory.
 
@@ -101,8 +103,7 @@ class Persistent(DefenseSearch):
         defense, t = self.defense or Defense((), Mean()), cohort.layout.n_trainable
         memory = defense.init() if known.defense is None else known.defense
         axis = normalize(known.direction[:t])
-        sent = axis if known.sent is None else known.sent[:t]
-        honest = (mean[:t] @ axis) * axis  # what the honest clients do along the direction
+        sent = torch.zeros_like(axis) if known.sent is None else known.sent[:t]
         best: tuple[float, Tensor, State] | None = None
         for trainable, _ in zip(_list_rows(cohort, malicious, axis, sent), range(self.trials), strict=False):
             rows = mean.to(cohort.updates.dtype).expand(len(trainable), -1).clone()  # buffers are honest
@@ -110,7 +111,8 @@ class Persistent(DefenseSearch):
             updates = cohort.updates.clone()
             updates[malicious] = rows
             _, verdict, after = defense.run_round(replace(cohort, updates=updates), memory)
-            damage = compute_damage(verdict.update[:t], honest)
+            damage = float((mean[:t] - verdict.update[:t].double()) @ axis)  # the honest mean may oppose the direction
+            damage = damage if math.isfinite(damage) else -math.inf
             if best is None or damage > best[0]:
                 best = damage, rows, after
         assert best is not None  # there is at least one trial
