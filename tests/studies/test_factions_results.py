@@ -1,0 +1,96 @@
+"""docs/factions.md: the tables are those of the published records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from cosdefense.runs.experiment_file import load
+from cosdefense.runs.packed_records import read_pack
+from cosdefense.runs.records import RunRecord
+
+pytestmark = pytest.mark.slow  # reads published records
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "factions.md").read_text(encoding="utf-8")
+COLUMNS = [(field, seeds) for field in ("mnist", "fashion-mnist") for seeds in ((0, 1), (10, 11, 12, 13, 14))]
+INFORMED = {"adaptive", "persistent"}
+
+
+def read_table(heading: str) -> list[list[str]]:
+    """The cells of the table whose first line is that."""
+    lines = PAGE.split(f"{heading}\n")[1].split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def read_accuracies(pack: Path) -> dict[tuple[str, ...], dict[int, float]]:
+    """Experiment, defense and attack → seed → accuracy at the end."""
+    ends = defaultdict[tuple[str, ...], dict[int, float]](dict)
+    for run in read_pack(pack):
+        key = (run.header["experiment"]["name"], run.header["defense"], run.header["attack"])
+        ends[key][run.header["seed"]] = end_of(run)
+    return ends
+
+
+def end_of(run: RunRecord) -> float:
+    assert run.summary is not None
+    return 100 * float(run.summary["tail_accuracy"])
+
+
+def find_losses(attack: str, field: str, seeds: Iterable[int]) -> list[float]:
+    own, plain = ARENA[f"arena-{field}-30", "Factions", attack], ARENA[f"arena-{field}-30", "none", "none"]
+    return [plain[seed] - own[seed] for seed in seeds if seed in own]
+
+
+ARENA = read_accuracies(DOCS / "arena" / "factions" / "records.jsonl.gz")
+
+
+def test_what_factions_loses() -> None:
+    heading = "| attack | MNIST, design | MNIST, test | Fashion-MNIST, design | Fashion-MNIST, test |"
+    attacks = {attack for _, defense, attack in ARENA if defense == "Factions"}
+    rows = read_table(heading)
+    assert {row[0] for row in rows} == attacks
+    for attack, *figures in rows:
+        assert figures == [f"{fmean(find_losses(attack, field, seeds)):.1f}" for field, seeds in COLUMNS]
+
+
+def test_what_is_said_of_collapses() -> None:
+    """Of all seeds, and of attacks that do not know the defense and others."""
+    collapsed = defaultdict[tuple[bool, bool], list[bool]](list)
+    for (name, defense, attack), ends in ARENA.items():
+        if defense == "Factions" and attack != "none":
+            for seed, end in ends.items():
+                is_lost = end < ARENA[name, "none", "none"][seed] / 2
+                collapsed[attack in INFORMED, seed >= 10].append(is_lost)
+                assert not is_lost or (attack, seed) in {("noise", 12), ("MPAF", 12), ("persistent", 10)}
+    counts = {key: (sum(values), len(values)) for key, values in collapsed.items()}
+    assert counts == {
+        (False, False): (0, 104), (False, True): (4, 260), (True, False): (0, 4), (True, True): (1, 4),
+    }  # fmt: skip
+
+
+def test_the_other_conditions() -> None:
+    ends = read_accuracies(DOCS / "arena" / "conditions" / "records.jsonl.gz")
+    head = "| MNIST, seed 0, % | none | zero updates | Min-Max | inner product ε = 5 | label flip | noise camouflage | "
+    head += "sign flip | sign flip × 5 | zero-sum masks |"
+    attacks = [cell.strip() for cell in head.strip("|").split("|")][1:]
+    for share, *figures in read_table(head):
+        name = f"arena-mnist-{share.split()[0]}"
+        assert figures == [f"{ends[name, 'Factions', attack][0]:.1f}" for attack in attacks]
+
+
+def test_the_table_of_the_perceptron() -> None:
+    measured = {}
+    for run in read_pack(DOCS / "factions-attacks" / "records.jsonl.gz"):
+        measured[run.header["attack"], run.header["defense"]] = f"{end_of(run):.1f}"
+    cells = load(DOCS.parent / "experiments" / "factions-attacks.toml").cells()
+    assert set(measured) == {(cell.attacks[0].label, cell.defenses[0].label) for cell in cells}
+    shown = {}
+    for attack, *figures in read_table("| attack | no defense | opposed clusters | Factions |"):
+        for defense, figure in zip(("none", "opposed clusters", "Factions"), figures, strict=True):
+            shown[attack, defense] = figure
+    assert shown == measured
