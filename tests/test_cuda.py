@@ -254,7 +254,8 @@ def test_recordings_are_reused_and_released_with_their_task() -> None:
 def memory_of_graphs() -> int:
     """Bytes that recorded graphs hold. Libraries keep workspaces outside of them, with the blocks they lie in."""
     torch.cuda.empty_cache()
-    return sum(found["total_size"] for found in torch.cuda.memory_snapshot() if found["segment_pool_id"] != (0, 0))
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return sum(found["total_size"] for found in segments if found["segment_pool_id"] != (0, 0))
 
 
 def test_dropout_differs_between_clients_and_repeats_with_the_seed() -> None:
