@@ -14,7 +14,7 @@ import pytest
 import torch
 from certificates import make_certificates, make_node_key
 from loopback import Loopback
-from search import cut, encode_update, find, read_copies
+from search import cut, encode_update, find, read_copies, read_terms
 from secure_examples import thorough
 from two_servers import assemble_app, make_keys, name_node, start_helper
 
@@ -51,8 +51,8 @@ def test_two_servers_reject_what_they_do_not_see(tmp_path: Path) -> None:
     assert "ticket 1 for 4 clients" in helper
     assert "round 1: 3 accepted, sum given" in helper
     # The search finds an update where there is one.
-    _, start, trained = next(read_copies(out / "nodes" / "copies"))
-    for name, data in encode_update(start, trained, 4).items():
+    copy, start, trained = next(read_copies(out / "nodes" / "copies"))
+    for name, data in encode_update(start, trained, read_terms(out / "leader" / "messages", copy)).items():
         if list(cut(data)):
             (tmp_path / "leak").write_bytes(b"before" + data + b"after")
             assert find({name: data}, [tmp_path / "leak"])
