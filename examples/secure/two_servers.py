@@ -132,8 +132,9 @@ def show(run: RunRecord, numbers: dict[int, int], n_malicious: int) -> None:
         rejected = [numbers[client] for client, weight in zip(line.clients, line.weights, strict=True) if not weight]
         say(f"round {line.round + 1}: {outcome}, rejected: {', '.join(map(name_node, sorted(rejected))) or 'nobody'}")
     verdicts = [pair for line in run.rounds for pair in zip(line.clients, line.weights, strict=True)]
-    caught = [not weight for client, weight in verdicts if numbers[client] < n_malicious]
-    say(f"malicious nodes were rejected {sum(caught)} of {len(caught)} times")
+    found = [weight for client, weight in verdicts if numbers[client] < n_malicious]
+    mean = sum(found) / max(1, len(found))
+    say(f"malicious nodes were rejected {found.count(0)} of {len(found)} times; their mean weight: {mean:.2f}")
 
 
 def search_servers(out: Path) -> None:

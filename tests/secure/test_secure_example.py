@@ -58,6 +58,32 @@ def test_two_servers_reject_what_they_do_not_see(tmp_path: Path) -> None:
             assert find({name: data}, [tmp_path / "leak"])
 
 
+@pytest.mark.slow
+@pytest.mark.federation
+def test_factions_compares_what_no_server_sees(tmp_path: Path) -> None:
+    """In the first round Factions knows nothing. In the second it compares with the mean, which is kept in halves."""
+    out = tmp_path / "run"
+    line = [sys.executable, str(SCRIPT), "--defense", "factions", "--nodes", "5", "--malicious", "1", "--rounds", "2"]
+    done = subprocess.run([*line, "--out", str(out)], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"for 10 updates: 0 found", done.stdout)
+    first, second = read_run(out / "leader" / "run").rounds
+    assert first.skipped is second.skipped is None
+    assert len(first.clients) == len(second.clients) == 5
+    opposed = [score is not None and score > 0 for score in second.scores["TwoReferences"]]
+    assert opposed.count(True) == 1  # only the malicious node opposes both references
+    assert second.weights[opposed.index(True)] == min(second.weights) < 0.7
+    helper = (out / "helper" / "helper.log").read_text()
+    assert [f"round {n}: 5 reports compared, triple {n - 1}" in helper for n in (1, 2)] == [True, True]
+    assert helper.count("sum given") == 2
+    assert (out / "helper" / "helper.state.mean.2").exists()
+    # The search finds an update where there is one, in the words that are divided into halves.
+    copy, start, trained = next(read_copies(out / "nodes" / "copies"))
+    words = encode_update(start, trained, read_terms(out / "leader" / "messages", copy))["encoded words"]
+    (tmp_path / "leak").write_bytes(b"before" + words + b"after")
+    assert find({"words": words}, [tmp_path / "leak"])
+
+
 @contextmanager
 def start_federation(folder: Path, n: int) -> Iterator[tuple[Loopback, dict[str, str]]]:
     """All on TLS, with authenticated nodes: the SuperLink, its nodes, and the helper. Also gives options of the app."""
