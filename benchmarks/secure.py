@@ -5,8 +5,9 @@ python benchmarks/secure.py [--markdown] [--json FILE] [--quick] [--only TEXT]
 Client, leader and helper run one after the other in this process, so each is measured alone; on two computers leader
 and helper check reports at the same time. The leader is `Defended` with a helper, from replies to the new model. The
 open round is `Defended` with the same defense without secrecy: Clip, CosDefense, Mean; where updates are compared,
-Factions. CPU seconds are those of all threads. Memory is the growth of the resident set at its peak, without the
-replies. Updates are drawn at random and longer than the clip allows.
+opposed clusters ("compare") or Factions ("mean"). Of the running mean it is the first round: the mean learns, and is
+not yet projected. CPU seconds are those of all threads. Memory is the growth of the resident set at its peak, without
+the replies. Updates are drawn at random and longer than the clip allows.
 
 Flower's SecAgg+ is its client's last step alone, on the same update: quantize, mask, and serialize. It filters nothing.
 """
@@ -43,6 +44,7 @@ from cosdefense.secure.exchange import Checks, Reports, Settled, TicketRequest
 from cosdefense.secure.policy import Policy
 from cosdefense.secure.report import write_report
 from cosdefense.secure.streams import KEY
+from cosdefense.secure.terms import MEAN_ROWS
 from cosdefense.secure.ticket import Ticket
 from cosdefense.secure.triples import TripleHalf, TripleStock, deal
 
@@ -152,7 +154,7 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
     keys = [Ed25519PrivateKey.generate() for _ in range(n)]
     nodes = tuple(key.public_key().public_bytes_raw() for key in keys)
     start = time.process_time()
-    dealt = deal(n)
+    dealt = deal(n + MEAN_ROWS * any(part.keeps_mean for part in secure.comparing))
     dealer = time.process_time() - start
     assert dealt[1].products is not None
     stocks = [Unlimited(bytes(KEY), 1, [half].__getitem__) for half in dealt]
@@ -185,7 +187,8 @@ def measure(n: int, d: int, head: int, buffers: int, secure: Secure) -> dict[str
     check, settle = helper.seconds["check"], helper.seconds["settle"]
     compare = helper.seconds.get("project", 0.0) + helper.seconds.get("multiply", 0.0)
     memory = peak_memory(lambda: defended.aggregate_train(1, replies))
-    same = get("factions") if secure.compares else Defense((Clip(4.0), CosDefense()), Mean())
+    compared = Defense(secure.filters, secure.aggregator)
+    same = compared if secure.compares else Defense((Clip(4.0), CosDefense()), Mean())
     opened = prepare(Defended(plain(n), same, head="head.weight"), n, model)
     start = time.process_time()
     assert opened.aggregate_train(1, open_replies)[0] is not None
@@ -237,7 +240,8 @@ def main() -> None:
     modes = {
         "prove": Secure(get("cosdefense"), colluders=0.0),
         "scale": Secure(Defense((NormLimit(), CosDefense()), Mean()), colluders=0.0),
-        "compare": Secure(get("factions"), colluders=0.0),
+        "compare": Secure(get("opposed-clusters"), colluders=0.0),
+        "mean": Secure(get("factions"), colluders=0.0),
     }
     columns = {
         title: measure(n, d, head, buffers, secure)

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cosdefense import Layout, get
+from cosdefense import Layout
+from cosdefense.filters import CosDefense
 from cosdefense.flower.sent_model import SentModel
-from cosdefense.secure import Secure
+from cosdefense.secure.model import ModelParts
+from cosdefense.secure.terms import Terms
 
 PIECE, PIECES = 16, 64  # bytes, and how many of them each tensor is searched for
 
@@ -23,14 +25,18 @@ def read_copies(folder: Path) -> Iterator[tuple[str, Arrays, Arrays]]:
         yield path.stem.removesuffix("-trained"), np.load(str(path).replace("-trained", "-start")), np.load(path)
 
 
-def encode_update(start: Arrays, trained: Arrays, n_nodes: int) -> dict[str, bytes]:
+def read_terms(messages: Path, name: str) -> Terms:
+    """The terms of a copy's round. They say how updates are encoded. Tickets have the numbers of rounds."""
+    return Terms.from_json((messages / f"terms-{name.rpartition('-')[2]}").read_text())
+
+
+def encode_update(start: Arrays, trained: Arrays, terms: Terms) -> dict[str, bytes]:
     """An update in every form that exists at the node before it is divided into halves."""
     model = SentModel.of(dict(start))
     update = model.compute_updates([dict(trained)])[0]
-    secure = Secure(get("cosdefense"), clip=4.0, colluders=0.2)
-    parts = secure.get_parts(Layout.of(dict(start)))
-    terms, theta = secure.terms(parts, model.params, n_nodes, None), parts.theta(model.params)
-    encoded = parts.encode(update, theta, terms)
+    layout = Layout.of(dict(start))
+    parts = ModelParts(layout, None if terms.compares else layout.find_layer(CosDefense().layer))
+    encoded = parts.encode(update, [] if terms.compares else parts.theta(model.params), terms)
     head = b"".join(int(value).to_bytes(16, "little", signed=True) for value in encoded.head)
     forms = {f"model: {name}": np.asarray(array).tobytes() for name, array in trained.items()}
     forms |= {f"update: {name}": update[where].numpy().tobytes() for name, where in model.layout.slices.items()}

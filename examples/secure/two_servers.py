@@ -1,6 +1,6 @@
 """Starts a Flower server, a helper and nodes on this computer, attacks, and searches both servers for updates.
 
-python two_servers.py [--nodes 6] [--malicious 2] [--attack mpaf] [--rounds 3] [--out runs/secure]
+python two_servers.py [--nodes 6] [--malicious 2] [--attack mpaf] [--rounds 3] [--defense NAME] [--out runs/secure]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "flower"))
 
 from loopback import FederationFailed, Loopback, free_port  # noqa: E402
-from search import encode_model, encode_update, find, read_copies  # noqa: E402
+from search import encode_model, encode_update, find, read_copies, read_terms  # noqa: E402
 
 from cosdefense.runs.records import RunRecord, read_run  # noqa: E402
 
@@ -33,6 +33,9 @@ def main() -> None:
     for folder in (leader / "messages", nodes / "copies", helper):
         folder.mkdir(parents=True)
     identity = make_keys(leader, helper, nodes, options.nodes)
+    compares = options.defense != "cosdefense"
+    if compares:
+        deal_triples(out / "dealer", leader, helper, options.nodes, options.rounds)
     with Loopback(leader / "logs") as federation:
         address = start_helper(federation, helper)
         say(f"helper on {address}, identity {identity[:8]}…")
@@ -41,6 +44,7 @@ def main() -> None:
             config: dict[str, str | int | bool] = {
                 "partition-id": number, "num-partitions": options.nodes, "copies": str(nodes / "copies"),
                 "secure-key": str(nodes / f"{name_node(number)}.pem"), "secure-helper": identity, "secure-smallest": 3,
+                "secure-comparisons": compares,
             }  # fmt: skip
             attack = {"attack": options.attack} if number < options.malicious else {}
             federation.start_supernode(name_node(number), config | attack)
@@ -49,12 +53,13 @@ def main() -> None:
         say(f"SuperLink on {federation.address}, {options.nodes} SuperNodes, {options.malicious} of them malicious")
         run = federation.submit(
             assemble_app(out / "app"), num_server_rounds=options.rounds, nodes=options.nodes, helper=address,
-            secrets=str(leader), messages=str(leader / "messages"), checkpoint_dir=str(leader / "run"),
+            defense=options.defense, secrets=str(leader),
+            messages=str(leader / "messages"), checkpoint_dir=str(leader / "run"),
         )  # fmt: skip
         federation.wait_for_run(run, 300.0 + 120.0 * options.rounds)
         numbers = {federation.get_node_id(name) or 0: number for number, name in enumerate(names)}
     show(read_run(leader / "run"), numbers, options.malicious)
-    search_servers(out, options.nodes)
+    search_servers(out)
 
 
 def parse_options() -> argparse.Namespace:
@@ -63,6 +68,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--malicious", type=int, default=2, help="how many of the nodes attack")
     parser.add_argument("--attack", default="mpaf", help="an attack of `cosdefense list`")
     parser.add_argument("--rounds", type=int, default=3)
+    choices = ("cosdefense", "factions", "opposed-clusters")
+    parser.add_argument("--defense", choices=choices, default="cosdefense", help="all but the first need a dealer")
     parser.add_argument("--out", type=Path, default=Path("runs/secure"), help="keys, logs, records; must be new")
     return parser.parse_args()
 
@@ -76,6 +83,15 @@ def make_keys(leader: Path, helper: Path, nodes: Path, n_nodes: int) -> str:
     lines = [command("node-key", str(nodes / f"{name_node(n)}.pem"), "--name", name_node(n)) for n in range(n_nodes)]
     (helper / "nodes.toml").write_text("".join(lines))
     return told.rpartition("secure-helper=")[2].strip()
+
+
+def deal_triples(dealer: Path, leader: Path, helper: Path, n_nodes: int, rounds: int) -> None:
+    """What a third operator does for rules that compare clients: each server gets a file, and none is kept."""
+    command("deal", str(dealer), "--clients", str(n_nodes), "--rounds", str(rounds))
+    shutil.move(dealer / "leader.triples", leader)
+    shutil.move(dealer / "helper.triples", helper)
+    settings = helper / "helper.toml"
+    settings.write_text(settings.read_text().replace("# triples = ", "triples = "))
 
 
 def command(*arguments: str) -> str:
@@ -116,11 +132,12 @@ def show(run: RunRecord, numbers: dict[int, int], n_malicious: int) -> None:
         rejected = [numbers[client] for client, weight in zip(line.clients, line.weights, strict=True) if not weight]
         say(f"round {line.round + 1}: {outcome}, rejected: {', '.join(map(name_node, sorted(rejected))) or 'nobody'}")
     verdicts = [pair for line in run.rounds for pair in zip(line.clients, line.weights, strict=True)]
-    caught = [not weight for client, weight in verdicts if numbers[client] < n_malicious]
-    say(f"malicious nodes were rejected {sum(caught)} of {len(caught)} times")
+    found = [weight for client, weight in verdicts if numbers[client] < n_malicious]
+    mean = sum(found) / max(1, len(found))
+    say(f"malicious nodes were rejected {found.count(0)} of {len(found)} times; their mean weight: {mean:.2f}")
 
 
-def search_servers(out: Path, n_nodes: int) -> None:
+def search_servers(out: Path) -> None:
     """Fail if an update is found, or if the global model is not: then the search itself would be broken."""
     servers = [
         path
@@ -129,9 +146,10 @@ def search_servers(out: Path, n_nodes: int) -> None:
         if path.is_file() and not path.name.startswith("node-")  # logs of the nodes themselves
     ]
     hits, n_updates = list[str](), 0
-    for _, start, trained in read_copies(out / "nodes" / "copies"):
+    for name, start, trained in read_copies(out / "nodes" / "copies"):
         public = b"".join(encode_model(start).values())
-        hits += find(encode_update(start, trained, n_nodes), servers, public)
+        terms = read_terms(out / "leader" / "messages", name)
+        hits += find(encode_update(start, trained, terms), servers, public)
         n_updates += 1
     known = find(encode_model(start), servers)
     say(f"searched {len(servers)} files of both servers for {n_updates} updates: {len(hits)} found")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from certificates import make_certificates, make_node_key
 from loopback import Loopback
-from search import cut, encode_update, find, read_copies
+from search import cut, encode_update, find, read_copies, read_terms
 from secure_examples import thorough
 from two_servers import assemble_app, make_keys, name_node, start_helper
 
@@ -51,11 +51,37 @@ def test_two_servers_reject_what_they_do_not_see(tmp_path: Path) -> None:
     assert "ticket 1 for 4 clients" in helper
     assert "round 1: 3 accepted, sum given" in helper
     # The search finds an update where there is one.
-    _, start, trained = next(read_copies(out / "nodes" / "copies"))
-    for name, data in encode_update(start, trained, 4).items():
+    copy, start, trained = next(read_copies(out / "nodes" / "copies"))
+    for name, data in encode_update(start, trained, read_terms(out / "leader" / "messages", copy)).items():
         if list(cut(data)):
             (tmp_path / "leak").write_bytes(b"before" + data + b"after")
             assert find({name: data}, [tmp_path / "leak"])
+
+
+@pytest.mark.slow
+@pytest.mark.federation
+def test_factions_compares_what_no_server_sees(tmp_path: Path) -> None:
+    """In the first round Factions knows nothing. In the second it compares with the mean, which is kept in halves."""
+    out = tmp_path / "run"
+    line = [sys.executable, str(SCRIPT), "--defense", "factions", "--nodes", "5", "--malicious", "1", "--rounds", "2"]
+    done = subprocess.run([*line, "--out", str(out)], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"for 10 updates: 0 found", done.stdout)
+    first, second = read_run(out / "leader" / "run").rounds
+    assert first.skipped is second.skipped is None
+    assert len(first.clients) == len(second.clients) == 5
+    opposed = [score is not None and score > 0 for score in second.scores["TwoReferences"]]
+    assert opposed.count(True) == 1  # only the malicious node opposes both references
+    assert second.weights[opposed.index(True)] == min(second.weights) < 0.7
+    helper = (out / "helper" / "helper.log").read_text()
+    assert [f"round {n}: 5 reports compared, triple {n - 1}" in helper for n in (1, 2)] == [True, True]
+    assert helper.count("sum given") == 2
+    assert (out / "helper" / "helper.state.mean.2").exists()
+    # The search finds an update where there is one, in the words that are divided into halves.
+    copy, start, trained = next(read_copies(out / "nodes" / "copies"))
+    words = encode_update(start, trained, read_terms(out / "leader" / "messages", copy))["encoded words"]
+    (tmp_path / "leak").write_bytes(b"before" + words + b"after")
+    assert find({"words": words}, [tmp_path / "leak"])
 
 
 @contextmanager

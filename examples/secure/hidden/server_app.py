@@ -1,4 +1,4 @@
-"""The server: FedAvg behind CosDefense on updates that it does not see. It keeps every message that it gets."""
+"""The server: FedAvg behind a defense on updates that it does not see. It keeps every message that it gets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from cosdefense import get
 from cosdefense.flower import Defended
 from cosdefense.secure import RemoteHelper, Secure
+from cosdefense.secure.comparison import Masked, Products, Projected, Weights
 from cosdefense.secure.exchange import Checks, Reports, Settled, TicketRequest
 from cosdefense.secure.ticket import Ticket
 
@@ -28,10 +29,14 @@ def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(0)
     config = context.run_config
     nodes, secrets, folder = int(config["nodes"]), Path(str(config["secrets"])), Path(str(config["messages"]))
-    helper = RemoteHelper(str(config["helper"]), secrets / "leader.crt", secrets / "helper.crt")
+    triples = secrets / "leader.triples"  # from the dealer, for rules that compare clients
+    helper = RemoteHelper(
+        str(config["helper"]), secrets / "leader.crt", secrets / "helper.crt",
+        triples=triples if triples.exists() else None,
+    )  # fmt: skip
     defended = RecordingDefended(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes),
-        Secure(get("cosdefense"), clip=4.0, colluders=0.2),
+        Secure(get(str(config["defense"])), clip=4.0, colluders=0.2),
         helper=RecordingHelper(helper, folder),
         run_config=config,
         checkpoint_dir=str(config["checkpoint-dir"]),
@@ -60,14 +65,16 @@ class RecordingDefended(Defended):
 
 
 class RecordingHelper:
-    """Writes everything that is sent to the helper, and what it answers."""
+    """Writes everything that is sent to the helper, what it answers, and the terms of each ticket."""
 
     def __init__(self, helper: RemoteHelper, folder: Path) -> None:
         self._helper, self._folder, self._numbers = helper, folder, count()
+        self.triples = helper.triples
 
     def issue_ticket(self, request: TicketRequest) -> Ticket:
         self._terms, ticket = request.terms, self._helper.issue_ticket(request)
         self._keep(request.to_bytes(), ticket.to_bytes())
+        (self._folder / f"terms-{ticket.number}").write_text(request.terms.to_json())
         return ticket
 
     def check_reports(self, reports: Reports) -> Checks:
@@ -77,6 +84,21 @@ class RecordingHelper:
 
     def settle(self, leader: Checks) -> Settled:
         settled = self._helper.settle(leader)
+        self._keep(leader.to_bytes(), settled.to_bytes(self._terms))
+        return settled
+
+    def project(self, leader: Checks) -> Projected:
+        projected = self._helper.project(leader)
+        self._keep(leader.to_bytes(), projected.to_bytes())
+        return projected
+
+    def multiply(self, leader: Masked) -> Products:
+        products = self._helper.multiply(leader)
+        self._keep(leader.to_bytes(), products.to_bytes())
+        return products
+
+    def settle_weights(self, leader: Weights) -> Settled:
+        settled = self._helper.settle_weights(leader)
         self._keep(leader.to_bytes(), settled.to_bytes(self._terms))
         return settled
 

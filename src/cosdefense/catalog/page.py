@@ -97,7 +97,8 @@ def _describe_defenses() -> Iterator[str]:
     yield "### Parts and options\n"
     yield "* all of them"
     yield f"  * `buffers = median`: {explanations_of(Defense)['buffers']}"
-    yield "  * `secure = false`: For `cosdefense`, `factions`: judge what no server sees ([secure.md](secure.md))."
+    names = "`cosdefense`, `factions`, `opposed-clusters`"
+    yield f"  * `secure = false`: For {names}: judge what no server sees ([secure.md](secure.md))."
     for name, make in PRESETS.items():
         yield f"* `{name}`: {_name_parts(make())}"
         yield from (f"  {line}" for line in _list_options(make))

@@ -67,10 +67,11 @@ class Secure(Defense):
     It takes `CosDefense`, alone or with `Clip` or `NormLimit` before it, and `Mean` or `NormLimitedMean`.
     With `NormLimit`, the norms of updates are opened to both servers, in steps of 0.4 % of the running median norm.
 
-    It also takes filters that decide from norms and cosines alone (`SimilarityFilter`), as those of Factions do. Then
-    the inner products of all updates are opened to the leader, a third party deals randomness, and both servers must
-    follow the protocol. One of them may keep a running mean of updates, as `TwoReferences` does. Nobody sees it; the
-    cosines of updates with it are opened too. Such filters may be followed by `TaperedMean`.
+    It also takes filters that decide from norms and cosines alone (`SimilarityFilter`), as those of `opposed-clusters`
+    and `factions` do. Then the inner products of all updates are opened to the leader, a third party deals randomness,
+    and both servers must follow the protocol. One of them may keep a running mean of updates, as `TwoReferences`, the
+    filter of `factions`, does. Nobody sees it; the cosines of updates with it are opened too. Such filters may be
+    followed by `TaperedMean`.
 
     Buffers are secret too, so they cannot be combined by a median: whatever `Defense.buffers` says, their mean over the
     accepted is used. Each client proves a bound on their norm, the mean is limited in every coordinate, and a running

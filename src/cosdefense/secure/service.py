@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from .comparing_helper import ComparingHelper
 from .comparison import Masked, Weights
-from .exchange import Checks, Reports, Settled, TicketRequest
+from .exchange import Checks, Outcome, Reports, Settled, TicketRequest
 from .helper_config import BadSettings, HelperConfig
 from .messages import Malformed
 from .policy import Refused
@@ -74,7 +74,8 @@ class HelperService:
         if self._request is None:
             raise Refused("there is no current round")
         projected = self._helper.project(Checks.from_bytes(body, self._request.shape))
-        LOG.info("round %d: %d reports compared, triple %d", projected.number, len(projected.masked), projected.triple)
+        n_valid = projected.outcomes.count(Outcome.VALID)
+        LOG.info("round %d: %d reports compared, triple %d", projected.number, n_valid, projected.triple)
         return projected.to_bytes()
 
     def multiply(self, body: bytes) -> bytes:
