@@ -154,7 +154,7 @@ def lasa(c: Cohort) -> Tensor:
     rows = clip(c.updates, true_median(c.updates.norm(dim=1)))
     matrices = [c.layout.slices[name] for name, shape in c.layout.shapes if len(shape) in (2, 4)]
     wide = torch.cat([rows[:, where] for where in matrices], dim=1)
-    kept = round(0.7 * wide.shape[1])
+    kept = wide.shape[1] - int(0.3 * wide.shape[1] + 1e-9)
     limits = torch.stack([row.abs().kthvalue(wide.shape[1] - kept + 1).values for row in wide])
     for where in matrices:
         rows[:, where] *= rows[:, where].abs() >= limits[:, None]
