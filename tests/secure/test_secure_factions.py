@@ -252,8 +252,9 @@ def test_the_contract_of_defenses_holds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["factions", "opposed-clusters"])
 @pytest.mark.parametrize("attack", ["none", "inner-product"])
-def test_recorded_runs_are_those_of_the_twin(attack: str, tmp_path: Path) -> None:
+def test_recorded_runs_are_those_of_the_twin(attack: str, name: str, tmp_path: Path) -> None:
     """With a model of 5,000 coordinates, so that updates are projected. Attackers rehearse on the twin."""
     rounds, kept = 100 if THOROUGH else 5, []
     for secure in (True, "plain"):
@@ -264,7 +265,7 @@ def test_recorded_runs_are_those_of_the_twin(attack: str, tmp_path: Path) -> Non
                 "model": {"name": "mlp", "hidden": 67},
                 "training": {"rounds": rounds, "sampled": 8, "batch": 4, "lr": 0.1, "evaluate_every": 100},
                 "attacks": [{"name": attack}],
-                "defenses": [{"name": "factions", "secure": secure}],
+                "defenses": [{"name": name, "secure": secure}],
             }
         )
         folder = cell.folder(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,8 @@ from cosdefense.aggregators import Mean, Median
 from cosdefense.attacks import PoisonedBuffers
 from cosdefense.catalog.registry import build_defense, describe
 from cosdefense.core import Judgment, Similarities, SimilarityFilter, State, pack, unpack
-from cosdefense.data import load as load_data
 from cosdefense.filters import Clip, CosDefense, Krum, NearDuplicates, NormLimit, OpposedClusters
 from cosdefense.ops import cosine, cosines
-from cosdefense.runs.experiment_file import from_table
-from cosdefense.runs.records import read_run
-from cosdefense.runs.single_run import run
 from cosdefense.secure import Secure
 from cosdefense.secure.comparing_leader import Compared
 from cosdefense.secure.comparing_rule import ComparingRule, OpenedSimilarities
@@ -281,29 +276,6 @@ def test_files_name_it_and_describe_gives_it_back() -> None:
         assert secure.compares
         assert build_defense(describe(secure)) == secure
     assert not Secure(get("cosdefense")).compares
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", ["none", "inner-product"])
-def test_recorded_runs_are_those_of_the_twin(attack: str, tmp_path: Path) -> None:
-    """With a model of 5,000 coordinates, so that updates are projected."""
-    rounds, kept = 100 if THOROUGH else 4, []
-    for secure in (True, "plain"):
-        cell = from_table(
-            {
-                "name": "secure",
-                "data": {"dataset": "digits", "clients": 20},
-                "model": {"name": "mlp", "hidden": 67},
-                "training": {"rounds": rounds, "sampled": 8, "batch": 4, "lr": 0.1, "evaluate_every": 100},
-                "attacks": [{"name": attack}],
-                "defenses": [{"name": "opposed-clusters", "secure": secure}],
-            }
-        )
-        folder = cell.folder(tmp_path)
-        run(cell, folder, load_data("digits"), torch.device("cpu"))
-        kept.append([replace(record, seconds={}, peak_memory={}) for record in read_run(folder).rounds])
-    assert len(kept[0]) == rounds
-    assert repr(kept[0]) == repr(kept[1])
 
 
 def test_poisoned_buffers_stay_within_the_bounds() -> None:
