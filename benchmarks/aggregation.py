@@ -79,6 +79,7 @@ def defenses(rows: Tensor) -> dict[str, Defense]:
         "Bulyan": alone(Bulyan(BULYAN_SHARE)),
         "Opposed clusters": get("opposed-clusters"),  # nobody's but ours, as the next: only as n and d grow
         "Factions": get("factions"),
+        "neighbor votes": get("neighbor-votes"),
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cosdefense import Cohort, Defense, Layout, get
+from cosdefense import Cohort, Defense, Layout
 from cosdefense.aggregators import Mean
 from cosdefense.attacks import NoiseCamouflage, SignFlip
 from cosdefense.filters import NearDuplicates, TwoReferences
@@ -181,9 +181,3 @@ def test_the_direction_of_many_rounds_shows_what_one_round_does_not(attack: Sign
             lost += float((verdict.weights[3:] == 0).float().mean()) / 60
     assert rejected > 0.8
     assert lost < 0.05
-
-
-def test_the_preset_takes_its_options() -> None:
-    defense = get("factions", tolerance=0.5, taper=4.0, max_mean_ratio=2.0)
-    assert defense.filters == (TwoReferences(0.5),)
-    assert (defense.aggregator.taper, defense.aggregator.max_mean_ratio) == (4.0, 2.0)  # type: ignore[attr-defined]

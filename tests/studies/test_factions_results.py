@@ -90,7 +90,7 @@ def test_the_table_of_the_perceptron() -> None:
     cells = load(DOCS.parent / "experiments" / "factions-attacks.toml").cells()
     assert set(measured) == {(cell.attacks[0].label, cell.defenses[0].label) for cell in cells}
     shown = {}
-    for attack, *figures in read_table("| attack | no defense | opposed clusters | Factions |"):
-        for defense, figure in zip(("none", "opposed clusters", "Factions"), figures, strict=True):
+    for attack, *figures in read_table("| attack | no defense | opposed clusters | Factions | neighbor votes |"):
+        for defense, figure in zip(("none", "opposed clusters", "Factions", "neighbor votes"), figures, strict=True):
             shown[attack, defense] = figure
     assert shown == measured

@@ -13,6 +13,7 @@ from .rfa import RFA
 from .rlr import RLR
 from .tapered_mean import TaperedMean
 from .trimmed_mean import TrimmedMean
+from .typical_norm_mean import TypicalNormMean
 
 __all__ = [
     "CRFL",
@@ -28,4 +29,5 @@ __all__ = [
     "NormLimitedMean",
     "TaperedMean",
     "TrimmedMean",
+    "TypicalNormMean",
 ]

@@ -41,6 +41,7 @@ FACTS = {
     "pca-clustering": Facts(2020, "n² h"),
     "opposed-clusters": Facts(2026, "n² d"),
     "factions": Facts(2026, "n² d"),
+    "neighbor-votes": Facts(2026, "n² d"),
     "fltrust": Facts(2021, "n d + T"),
     "bygars": Facts(2020, "n d + 3 T"),
     "bygars++": Facts(2020, "n d + T"),

@@ -49,6 +49,7 @@ FILTERS: dict[str, type[Filter]] = {
     "sageflow": filters.Sageflow,
     "signguard": filters.SignGuard,
     "near-duplicates": filters.NearDuplicates,
+    "neighbor-votes": filters.NeighborVotes,
     "two-references": filters.TwoReferences,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
@@ -64,6 +65,7 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
     "rfa": aggregators.RFA,
     "rlr": aggregators.RLR,
     "tapered-mean": aggregators.TaperedMean,
+    "typical-norm-mean": aggregators.TypicalNormMean,
     "trimmed-mean": aggregators.TrimmedMean,
 }
 HOOKS: dict[str, type[ClientHook]] = {
@@ -134,6 +136,7 @@ PRESETS_BY_KIND: dict[str, dict[str, Callable[..., Defense]]] = {
         "pca-clustering": presets.pca_clustering,
         "opposed-clusters": presets.opposed_clusters,
         "factions": presets.factions,
+        "neighbor-votes": presets.neighbor_votes,
     },
     "trust": {
         "fltrust": presets.fltrust,

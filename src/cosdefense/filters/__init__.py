@@ -20,6 +20,7 @@ from .median_clip import MedianClip
 from .multi_krum import MultiKrum
 from .multi_metrics import MultiMetrics
 from .near_duplicates import NearDuplicates
+from .neighbor_votes import NeighborVotes
 from .nnm import NNM
 from .norm_limit import NormLimit
 from .opposed_clusters import OpposedClusters
@@ -54,6 +55,7 @@ __all__ = [
     "MultiKrum",
     "MultiMetrics",
     "NearDuplicates",
+    "NeighborVotes",
     "NormLimit",
     "OpposedClusters",
     "PCAClusters",

@@ -63,5 +63,9 @@ def typical_cosine(similarity: Float[Tensor, "n n"]) -> float | None:
 
 def count_duplicates(similarity: Float[Tensor, "n n"], baseline: float) -> Float[Tensor, " n"]:
     """The effective number of near-duplicates of every update among the others."""
-    excess = ((similarity - baseline) / max(1 - baseline, ROUNDING)).clamp(0, 1).fill_diagonal_(0)
-    return excess.square().sum(dim=1)
+    return excess_cosines(similarity, baseline).square().sum(dim=1)
+
+
+def excess_cosines(similarity: Float[Tensor, "n n"], baseline: float) -> Float[Tensor, "n n"]:
+    """How much every cosine exceeds the baseline: 0 at the baseline, 1 for identical updates; 0 with itself."""
+    return ((similarity - baseline) / max(1 - baseline, ROUNDING)).clamp(0, 1).fill_diagonal_(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ..core import (
@@ -24,9 +24,9 @@ from ..core import (
     running_average,
 )
 from ..ops import cosines, cosines_with, median_of, row_norms, weighted_sum
+from .agreement import cosine_with_members, find_majority, relative_to_typical, soften
 from .near_duplicates import count_duplicates, typical_cosine
 
-AGREE = 0.6  # cos 53°: whoever has it with one of several updates with mutual cosines of 0.8 opposes none of them
 TAPER = 3.0  # beyond this many median norms, the longer an update is, the less it says about the direction
 BASELINE_DECAY = 0.95  # of the typical cosine, as in NearDuplicates
 START = 0.3  # after t rounds the running mean reaches back over START · t of them, until `decay` limits that
@@ -166,13 +166,13 @@ class TwoReferences(SimilarityFilter):
 
     def _judge(self, seen: Seen, votes: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         """How much each update agrees with what it is judged by, and its weight."""
-        majority = _find_majority(seen.similarity)
+        majority = find_majority(seen.similarity)
         if bool(majority.any()):
-            agreement = _relative(_cosine_with_members(seen.similarity, majority))
-            weights = torch.where(majority, 1, votes) * _soften(agreement, 1.0)
+            agreement = relative_to_typical(cosine_with_members(seen.similarity, majority))
+            weights = torch.where(majority, 1, votes) * soften(agreement, 1.0)
         else:
             agreement = _agree_with_either(seen)
-            weights = votes * _soften(agreement, self.tolerance)
+            weights = votes * soften(agreement, self.tolerance)
         return agreement, weights if bool((weights > 0).any()) else votes
 
 
@@ -202,28 +202,5 @@ def _agree_with_either(seen: Seen) -> Float[Tensor, " n"]:
     """How much each update agrees with the reference that it agrees with more."""
     if seen.with_mean is None:  # in the first round the model alone says nothing yet
         return torch.zeros_like(seen.norms)
-    recent = _relative(seen.with_mean)
-    return recent if seen.with_model is None else torch.maximum(recent, _relative(seen.with_model))
-
-
-def _find_majority(similarity: Float[Tensor, "n n"]) -> Bool[Tensor, " n"]:
-    """Updates that agree with more than half of the round, themselves included."""
-    agreeing: Tensor = (similarity >= AGREE).fill_diagonal_(True).sum(dim=1)
-    return (2 * agreeing > len(similarity)) & (similarity.diagonal() > 0)
-
-
-def _cosine_with_members(similarity: Float[Tensor, "n n"], members: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The cosine of every update with the sum of the members' directions."""
-    return similarity[:, members].sum(dim=1) / similarity[members][:, members].sum().sqrt()
-
-
-def _relative(cosines_: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The cosines in units of a typical positive one."""
-    positive = cosines_[cosines_ > 0]
-    typical = median_of(positive) if len(positive) > 0 else median_of(cosines_.abs())
-    return cosines_ / typical if bool(typical > 0) else cosines_
-
-
-def _soften(agreement: Float[Tensor, " n"], tolerance: float) -> Float[Tensor, " n"]:
-    """1 for what agrees, 0 for what opposes by `tolerance` or more."""
-    return (1 + agreement / tolerance).clamp(0, 1)
+    recent = relative_to_typical(seen.with_mean)
+    return recent if seen.with_model is None else torch.maximum(recent, relative_to_typical(seen.with_model))

@@ -28,7 +28,7 @@ AVERAGES: tuple[type[Strategy], ...] = (
 )  # fmt: skip
 AVERAGING: tuple[type[Aggregator], ...] = (
     aggregators.Mean, aggregators.Median, aggregators.TrimmedMean, aggregators.GeometricMedian, aggregators.Bulyan,
-    aggregators.NormLimitedMean, aggregators.TaperedMean,
+    aggregators.NormLimitedMean, aggregators.TaperedMean, aggregators.TypicalNormMean,
 )  # fmt: skip
 
 

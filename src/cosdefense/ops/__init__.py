@@ -21,6 +21,7 @@ from .norms import clip_rows, rescale_rows, row_norms
 from .precision import compute_dtype
 from .rowwise import clipped_mean, geometric_median, mix_rows, weighted_sum
 from .scores import fraction_of, keep_lowest, mean_of, median_of, min_max, round_scores, std_of, z_scores
+from .sketches import unit_sketches
 
 __all__ = [
     "clip_rows",
@@ -56,6 +57,7 @@ __all__ = [
     "stays_finite",
     "std_of",
     "trimmed_mean",
+    "unit_sketches",
     "weighted_sum",
     "z_scores",
 ]

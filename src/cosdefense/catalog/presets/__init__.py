@@ -2,7 +2,16 @@
 
 from .client_side import fat, fl_wbc
 from .clipping import centered_clipping, central_dp, clipping_median, crfl, norm_clipping, weak_dp
-from .clustering import deepsight, factions, flame, freqfed, opposed_clusters, pca_clustering, signguard
+from .clustering import (
+    deepsight,
+    factions,
+    flame,
+    freqfed,
+    neighbor_votes,
+    opposed_clusters,
+    pca_clustering,
+    signguard,
+)
 from .distances import arc, dnc, krum, multi_krum, multi_metrics, nnm, rfa
 from .memory import fedrola, fldetector, foolsgold, rffl
 from .statistics import alignins, bucketing, cosdefense, fedavg, lasa, median, rlr, trimmed_mean
@@ -37,6 +46,7 @@ __all__ = [
     "median",
     "multi_krum",
     "multi_metrics",
+    "neighbor_votes",
     "nnm",
     "norm_clipping",
     "opposed_clusters",

@@ -1,0 +1,97 @@
+"""TypicalNormMean against its formula; what one round, one long update and many zeros can do to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cosdefense.aggregators import Mean, TypicalNormMean
+from cosdefense.aggregators.typical_norm_mean import MIN_REMEMBERED, RecentNorms
+from doubles import save_and_load, weights_only
+
+
+def test_it_computes_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    rule, state, past, average = TypicalNormMean(taper=2.0), TypicalNormMean().init(), list[float](), None
+    for _ in range(60):
+        rows, weights = rng.normal(size=(10, 4)) * rng.lognormal(sigma=1.0, size=(10, 1)), rng.integers(0, 3, size=10)
+        weights[0] = 1
+        norms = np.linalg.norm(rows, axis=1)
+        past = [*past, *norms][-MIN_REMEMBERED:]
+        limit = sorted(past)[math.floor((len(past) - 1) * (0.5 - 0.5 / math.sqrt(len(past))))]
+        start = 2.0 * max(limit, np.quantile(norms[weights > 0], 0.5, method="lower"))
+        lengths = [min(norm, limit) * min(1.0, start / norm) ** 4 for norm in norms]
+        directions = [
+            w * length * row / norm for w, length, row, norm in zip(weights, lengths, rows, norms, strict=True)
+        ]
+        mean = limit * np.sum(directions, axis=0) / np.dot(weights, lengths)
+        norm = float(np.linalg.norm(mean))
+        average = norm if average is None else average
+        allowed = max(1.2 * average, 0.3 * limit)
+        mean *= min(1.0, allowed / norm)
+        average = 0.95 * average + 0.05 * min(norm, max(2 * average, allowed))
+        cohort = replace(weights_only(rows.tolist()), weights=torch.tensor(weights, dtype=torch.float64))
+        update, state = rule(cohort, state)
+        assert update.tolist() == pytest.approx(mean.tolist())
+        assert state.mean == pytest.approx(average)
+
+
+def test_equal_norms_give_the_mean() -> None:
+    rows = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
+    update, _ = TypicalNormMean()(weights_only(rows), RecentNorms())
+    assert update.tolist() == pytest.approx(Mean()(weights_only(rows), None)[0].tolist())
+
+
+@pytest.mark.parametrize("n_long", [1, 3, 5, 6])
+def test_long_updates_do_not_decide_the_first_round(n_long: int) -> None:
+    """Of ten clients six may be malicious: the fourth shortest update is then still an honest one."""
+    rows = [[1.0, 0.0]] * (10 - n_long) + [[0.0, 1e6]] * n_long
+    update, _ = TypicalNormMean()(weights_only(rows), RecentNorms())
+    assert float(update.norm()) <= 1 + 1e-9
+
+
+def test_zero_updates_do_not_slow_the_model_down() -> None:
+    update, _ = TypicalNormMean()(weights_only([[1.0, 0.0]] * 5 + [[0.0, 0.0]] * 5), RecentNorms())
+    assert update.tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_nearly_zero_updates_stop_the_model_for_a_few_rounds_only() -> None:
+    rule, state, rows = TypicalNormMean(), TypicalNormMean().init(), [[1.0, 0.0]] * 6 + [[0.0, 1e-9]] * 4
+    lengths = []
+    for _ in range(60):
+        update, state = rule(weights_only(rows), state)
+        lengths.append(float(update.norm()))
+    assert lengths[0] < 1e-8
+    assert lengths[-1] > 0.5
+
+
+def test_nobody_moves_the_weights() -> None:
+    update, state = TypicalNormMean()(weights_only([[0.0, 0.0], [0.0, 0.0]]), RecentNorms(torch.ones(2), 1.0))
+    assert update.tolist() == [0.0, 0.0]
+    assert state.mean == 1.0
+
+
+def test_it_remembers_so_many_norms_and_survives_saving() -> None:
+    rule, state = TypicalNormMean(), TypicalNormMean().init()
+    for _ in range(50):
+        _, state = rule(weights_only([[1.0, 0.0]] * 9), state)
+    assert len(state.norms) == MIN_REMEMBERED
+    assert torch.equal(save_and_load(state, rule).norms, state.norms)
+    _, state = rule(weights_only([[2.0, 0.0]] * 500), state)
+    assert state.norms.tolist() == [2.0] * 500
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"taper": 0.5}, "TypicalNormMean.taper must be at least 1 and finite, got 0.5"),
+        ({"max_mean_ratio": 0.0}, "TypicalNormMean.max_mean_ratio must be positive and finite, got 0.0"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TypicalNormMean(**options)
