@@ -78,8 +78,8 @@ def defenses(rows: Tensor) -> dict[str, Defense]:
         "Centered clipping": alone(CenteredClipping(radius=radius(rows))),
         "Bulyan": alone(Bulyan(BULYAN_SHARE)),
         "Opposed clusters": get("opposed-clusters"),  # nobody's but ours, as the next: only as n and d grow
+        "Two references": get("two-references"),
         "Factions": get("factions"),
-        "neighbor votes": get("neighbor-votes"),
     }
 
 

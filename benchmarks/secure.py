@@ -5,9 +5,9 @@ python benchmarks/secure.py [--markdown] [--json FILE] [--quick] [--only TEXT]
 Client, leader and helper run one after the other in this process, so each is measured alone; on two computers leader
 and helper check reports at the same time. The leader is `Defended` with a helper, from replies to the new model. The
 open round is `Defended` with the same defense without secrecy: Clip, CosDefense, Mean; where updates are compared,
-opposed clusters ("compare") or Factions ("mean"). Of the running mean it is the first round: the mean learns, and is
-not yet projected. CPU seconds are those of all threads. Memory is the growth of the resident set at its peak, without
-the replies. Updates are drawn at random and longer than the clip allows.
+opposed clusters ("compare") or two references ("mean"). Of the running mean it is the first round: the mean learns,
+and is not yet projected. CPU seconds are those of all threads. Memory is the growth of the resident set at its peak,
+without the replies. Updates are drawn at random and longer than the clip allows.
 
 Flower's SecAgg+ is its client's last step alone, on the same update: quantize, mask, and serialize. It filters nothing.
 """
@@ -241,7 +241,7 @@ def main() -> None:
         "prove": Secure(get("cosdefense"), colluders=0.0),
         "scale": Secure(Defense((NormLimit(), CosDefense()), Mean()), colluders=0.0),
         "compare": Secure(get("opposed-clusters"), colluders=0.0),
-        "mean": Secure(get("factions"), colluders=0.0),
+        "mean": Secure(get("two-references"), colluders=0.0),
     }
     columns = {
         title: measure(n, d, head, buffers, secure)

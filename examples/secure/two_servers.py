@@ -68,7 +68,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--malicious", type=int, default=2, help="how many of the nodes attack")
     parser.add_argument("--attack", default="mpaf", help="an attack of `cosdefense list`")
     parser.add_argument("--rounds", type=int, default=3)
-    choices = ("cosdefense", "factions", "opposed-clusters")
+    choices = ("cosdefense", "two-references", "opposed-clusters")
     parser.add_argument("--defense", choices=choices, default="cosdefense", help="all but the first need a dealer")
     parser.add_argument("--out", type=Path, default=Path("runs/secure"), help="keys, logs, records; must be new")
     return parser.parse_args()

@@ -16,13 +16,15 @@ from doubles import save_and_load, weights_only
 
 def test_it_computes_its_formula() -> None:
     rng = np.random.default_rng(0)
-    rule, state, past, average = TypicalNormMean(taper=2.0), TypicalNormMean().init(), list[float](), None
+    rule, state, past, average = TypicalNormMean(taper=2.0), TypicalNormMean().init(), list[tuple[float, float]](), None
     for _ in range(60):
         rows, weights = rng.normal(size=(10, 4)) * rng.lognormal(sigma=1.0, size=(10, 1)), rng.integers(0, 3, size=10)
         weights[0] = 1
         norms = np.linalg.norm(rows, axis=1)
-        past = [*past, *norms][-MIN_REMEMBERED:]
-        limit = sorted(past)[math.floor((len(past) - 1) * (0.5 - 0.5 / math.sqrt(len(past))))]
+        past = [*past, *zip(norms, weights, strict=True)][-MIN_REMEMBERED:]
+        total = sum(weight for _, weight in past)
+        wanted = total * (0.5 - 0.5 / math.sqrt(total))
+        limit = next(norm for norm, _ in sorted(past) if sum(w for other, w in past if other <= norm) >= wanted)
         start = 2.0 * max(limit, np.quantile(norms[weights > 0], 0.5, method="lower"))
         lengths = [min(norm, limit) * min(1.0, start / norm) ** 4 for norm in norms]
         directions = [
@@ -54,6 +56,14 @@ def test_long_updates_do_not_decide_the_first_round(n_long: int) -> None:
     assert float(update.norm()) <= 1 + 1e-9
 
 
+def test_rejected_updates_do_not_move_the_typical_norm() -> None:
+    rows, weights = [[1.0, 0.0]] * 4 + [[0.01, 0.0]] * 6, torch.tensor([1.0] * 4 + [0.0] * 6, dtype=torch.float64)
+    update, state = TypicalNormMean()(replace(weights_only(rows), weights=weights), RecentNorms())
+    assert update.tolist() == pytest.approx([1.0, 0.0])
+    update, _ = TypicalNormMean()(weights_only([[1.0, 0.0]]), state)
+    assert update.tolist() == pytest.approx([1.0, 0.0])
+
+
 def test_zero_updates_do_not_slow_the_model_down() -> None:
     update, _ = TypicalNormMean()(weights_only([[1.0, 0.0]] * 5 + [[0.0, 0.0]] * 5), RecentNorms())
     assert update.tolist() == pytest.approx([1.0, 0.0])
@@ -70,7 +80,9 @@ def test_nearly_zero_updates_stop_the_model_for_a_few_rounds_only() -> None:
 
 
 def test_nobody_moves_the_weights() -> None:
-    update, state = TypicalNormMean()(weights_only([[0.0, 0.0], [0.0, 0.0]]), RecentNorms(torch.ones(2), 1.0))
+    update, state = TypicalNormMean()(
+        weights_only([[0.0, 0.0], [0.0, 0.0]]), RecentNorms(torch.ones(2), torch.ones(2), 1.0)
+    )
     assert update.tolist() == [0.0, 0.0]
     assert state.mean == 1.0
 

@@ -13,7 +13,7 @@ TEXT = (ROOT / "docs" / "reference-checks.md").read_text(encoding="utf-8")
 ELSEWHERE = {
     "cosdefense", "norm-limit", "near-duplicates", "opposed-clusters", "pca-clusters", "bulyan", "geometric-median",
     "mean", "median", "trimmed-mean", "norm-limited-mean", "two-references", "tapered-mean",
-    "neighbor-votes", "typical-norm-mean",
+    "supported-references", "typical-norm-mean",
     "adversarial-training", "fl-wbc", "none", "adaptive",
     "camouflage", "inner-product", "label-flip", "learned-policy", "noise", "orthogonal-inner-product", "planning",
     "sign-flip",

@@ -162,7 +162,7 @@ def test_near_duplicates_by_a_remembered_cosine_are_locked_in() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_malicious", [3, 4])
-@pytest.mark.parametrize("name", ["factions", "neighbor-votes"])
+@pytest.mark.parametrize("name", ["factions", "two-references"])
 def test_our_own_rules_follow_an_honest_majority(name: str, n_malicious: int) -> None:
     worst = check_restoring(get(name), Agreement(n_malicious=n_malicious), n_rounds=600)
     assert worst.n_rounds_tried >= 600

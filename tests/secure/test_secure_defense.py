@@ -126,6 +126,12 @@ def test_what_secure_refuses(defense: Defense, options: dict[str, Any], needed: 
         Secure(defense, **options)
 
 
+def test_factions_is_refused_and_told_what_works() -> None:
+    """It compares updates with remembered ones, which the protocol does not do."""
+    with pytest.raises(ValueError, match=r"got SupportedReferences\. Presets that work: cosdefense, two-references, "):
+        Secure(get("factions"))
+
+
 def test_unequal_weights_are_refused() -> None:
     cohort = draw_cohort(0)
     secure = Secure(get("cosdefense"))

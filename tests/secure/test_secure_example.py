@@ -60,10 +60,11 @@ def test_two_servers_reject_what_they_do_not_see(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.federation
-def test_factions_compares_what_no_server_sees(tmp_path: Path) -> None:
-    """In the first round Factions knows nothing. In the second it compares with the mean, which is kept in halves."""
+def test_two_references_compare_what_no_server_sees(tmp_path: Path) -> None:
+    """In the first round the rule knows nothing. In the second it compares with the mean, which is kept in halves."""
     out = tmp_path / "run"
-    line = [sys.executable, str(SCRIPT), "--defense", "factions", "--nodes", "5", "--malicious", "1", "--rounds", "2"]
+    line = [sys.executable, str(SCRIPT), "--defense", "two-references"]
+    line += ["--nodes", "5", "--malicious", "1", "--rounds", "2"]
     done = subprocess.run([*line, "--out", str(out)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"for 10 updates: 0 found", done.stdout)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core import Aggregator, Cohort, State, running_average
 from ..ops import row_norms, weighted_sum
 
-MIN_REMEMBERED = 400  # norms of recent rounds
+MIN_REMEMBERED = 400  # updates of recent rounds
 CAUTION = 1.0  # standard deviations of a share below the median
 SHORTEST = 0.3  # of a typical norm: no history of means that canceled limits the next one to less
 DECAY = 0.95  # of the running average of the norm of the mean
@@ -24,9 +24,10 @@ DECAY = 0.95  # of the running average of the norm of the mean
 
 @dataclass(frozen=True)
 class RecentNorms:
-    """The norms of all updates of recent rounds, and the running average of the norm of the mean."""
+    """The norms and the weights of the updates of recent rounds, and the running average of the norm of the mean."""
 
     norms: Float[Tensor, " m"] | None = None
+    weights: Float[Tensor, " m"] | None = None
     mean: float | None = None
 
 
@@ -34,9 +35,10 @@ class RecentNorms:
 class TypicalNormMean(Aggregator):
     """L · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update, clipped to L; very long ones count less.
 
-    L is a quantile of the norms of all N updates of this and of recent rounds, at least 400: 0.5 − 0.5 / √N. It is
-    close to the median once there are many. In a first round of ten it is the fourth shortest: few updates do not show
-    which half of them is too long. One round cannot move it far.
+    L is a quantile of the norms of this and of recent rounds, at least 400 updates, each with its weight: 0.5 − 0.5 /
+    √N, where N is the sum of the weights. It is close to the median once there are many. In a first round of ten it is
+    the fourth shortest: few updates do not show which half of them is too long. One round cannot move it far, and
+    updates that a filter rejected do not move it.
 
     From t on, `taper` times L or the median norm of the round if that is larger, an update counts as L · (t / ‖u‖)⁴: no
     norm is rejected, and no threshold decides between all and nothing. Because the sum is divided by the lengths,
@@ -68,8 +70,8 @@ class TypicalNormMean(Aggregator):
         counting = norms[(weights > 0) & (norms > 0)]
         if len(counting) == 0:  # nobody moved the weights; buffers may have moved
             return weighted_sum(cohort.updates, weights / weights.sum()), state
-        recent = _remember(memory.norms, norms[norms > 0])
-        limit = _find_typical(recent)
+        recent = _remember(memory, norms[norms > 0], weights[norms > 0])
+        limit = _find_typical(*recent)
         # Where most updates become long at once, none of them is unusual.
         start = self.taper * max(limit, float(counting.quantile(0.5, interpolation="lower")))
         lengths = norms.clamp_max(limit) * (start / norms.clamp_min(start)).pow(4)
@@ -81,15 +83,23 @@ class TypicalNormMean(Aggregator):
         if norm > allowed:
             mean = mean * (allowed / norm)
         learned = running_average(memory.mean or None, min(norm, max(2 * average, allowed)), DECAY)
-        return mean, RecentNorms(recent, learned or None)
+        return mean, RecentNorms(*recent, learned or None)
 
 
-def _remember(past: Float[Tensor, " m"] | None, norms: Float[Tensor, " n"]) -> Float[Tensor, " k"]:
-    """All norms of this round, and the latest of those before."""
-    kept = 0 if past is None else min(len(past), max(0, MIN_REMEMBERED - len(norms)))
-    return norms if past is None or kept == 0 else torch.cat([past.to(norms)[-kept:], norms])
+def _remember(
+    memory: RecentNorms, norms: Float[Tensor, " n"], weights: Float[Tensor, " n"]
+) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+    """Norms and weights of all updates of this round, and of the latest of those before."""
+    if memory.norms is None or memory.weights is None or len(norms) >= MIN_REMEMBERED:
+        return norms, weights
+    kept = MIN_REMEMBERED - len(norms)
+    return torch.cat([memory.norms.to(norms)[-kept:], norms]), torch.cat([memory.weights.to(weights)[-kept:], weights])
 
 
-def _find_typical(norms: Float[Tensor, " m"]) -> float:
-    level = max(0.1, 0.5 - CAUTION / 2 / math.sqrt(len(norms)))
-    return float(norms.sort().values[math.floor((len(norms) - 1) * level)])
+def _find_typical(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> float:
+    """The shortest norm that, with all shorter ones, has that share of the weights."""
+    norms, order = norms.sort()
+    reached = weights[order].cumsum(dim=0)
+    total = float(reached[-1])
+    level = max(0.1, 0.5 - CAUTION / 2 / math.sqrt(max(1.0, total)))
+    return float(norms[int((reached < level * total).sum())])

@@ -97,7 +97,7 @@ def _describe_defenses() -> Iterator[str]:
     yield "### Parts and options\n"
     yield "* all of them"
     yield f"  * `buffers = median`: {explanations_of(Defense)['buffers']}"
-    names = "`cosdefense`, `factions`, `opposed-clusters`"
+    names = "`cosdefense`, `two-references`, `opposed-clusters`"
     yield f"  * `secure = false`: For {names}: judge what no server sees ([secure.md](secure.md))."
     for name, make in PRESETS.items():
         yield f"* `{name}`: {_name_parts(make())}"

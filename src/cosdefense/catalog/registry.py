@@ -49,7 +49,7 @@ FILTERS: dict[str, type[Filter]] = {
     "sageflow": filters.Sageflow,
     "signguard": filters.SignGuard,
     "near-duplicates": filters.NearDuplicates,
-    "neighbor-votes": filters.NeighborVotes,
+    "supported-references": filters.SupportedReferences,
     "two-references": filters.TwoReferences,
 }
 AGGREGATORS: dict[str, type[Aggregator]] = {
@@ -135,8 +135,8 @@ PRESETS_BY_KIND: dict[str, dict[str, Callable[..., Defense]]] = {
         "deepsight": presets.deepsight,
         "pca-clustering": presets.pca_clustering,
         "opposed-clusters": presets.opposed_clusters,
+        "two-references": presets.two_references,
         "factions": presets.factions,
-        "neighbor-votes": presets.neighbor_votes,
     },
     "trust": {
         "fltrust": presets.fltrust,

@@ -20,7 +20,6 @@ from .median_clip import MedianClip
 from .multi_krum import MultiKrum
 from .multi_metrics import MultiMetrics
 from .near_duplicates import NearDuplicates
-from .neighbor_votes import NeighborVotes
 from .nnm import NNM
 from .norm_limit import NormLimit
 from .opposed_clusters import OpposedClusters
@@ -29,6 +28,7 @@ from .quantile_clip import QuantileClip
 from .rffl import RFFL
 from .sageflow import Sageflow
 from .signguard import SignGuard
+from .supported_references import SupportedReferences
 from .two_references import TwoReferences
 
 __all__ = [
@@ -55,12 +55,12 @@ __all__ = [
     "MultiKrum",
     "MultiMetrics",
     "NearDuplicates",
-    "NeighborVotes",
     "NormLimit",
     "OpposedClusters",
     "PCAClusters",
     "QuantileClip",
     "Sageflow",
     "SignGuard",
+    "SupportedReferences",
     "TwoReferences",
 ]

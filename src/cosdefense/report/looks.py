@@ -26,6 +26,7 @@ KNOWN: dict[str, Look] = {
     "trimmed mean": (GREEN, DOTTED),
     "cosdefense": (BLUE, SOLID),
     "factions": (PURPLE, SOLID),
+    "two references": (PURPLE, DOTTED),
     "opposed clusters": (PURPLE, DASHED),
     "fltrust": (ORANGE, SOLID),
     "flame": (SKY, SOLID),

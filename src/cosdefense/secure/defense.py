@@ -68,10 +68,10 @@ class Secure(Defense):
     With `NormLimit`, the norms of updates are opened to both servers, in steps of 0.4 % of the running median norm.
 
     It also takes filters that decide from norms and cosines alone (`SimilarityFilter`), as those of `opposed-clusters`
-    and `factions` do. Then the inner products of all updates are opened to the leader, a third party deals randomness,
-    and both servers must follow the protocol. One of them may keep a running mean of updates, as `TwoReferences`, the
-    filter of `factions`, does. Nobody sees it; the cosines of updates with it are opened too. Such filters may be
-    followed by `TaperedMean`.
+    and `two-references` do. Then the inner products of all updates are opened to the leader, a third party deals
+    randomness, and both servers must follow the protocol. One of them may keep a running mean of updates, as
+    `TwoReferences` does. Nobody sees it; the cosines of updates with it are opened too. Such filters may be followed
+    by `TaperedMean`.
 
     Buffers are secret too, so they cannot be combined by a median: whatever `Defense.buffers` says, their mean over the
     accepted is used. Each client proves a bound on their norm, the mean is limited in every coordinate, and a running
@@ -122,7 +122,7 @@ class Secure(Defense):
             given = ", ".join(kind.__name__ for kind in kinds) or "none"
             raise ValueError(
                 f"Secure needs the filter CosDefense, or Clip or NormLimit and CosDefense, or filters that decide from "
-                f"norms and cosines alone, got {given}"
+                f"norms and cosines alone, got {given}. Presets that work: cosdefense, two-references, opposed-clusters"
             )
         if not isinstance(self.aggregator, Mean | NormLimitedMean) and not self._tapers:
             raise ValueError(

@@ -7,10 +7,10 @@ from .clustering import (
     factions,
     flame,
     freqfed,
-    neighbor_votes,
     opposed_clusters,
     pca_clustering,
     signguard,
+    two_references,
 )
 from .distances import arc, dnc, krum, multi_krum, multi_metrics, nnm, rfa
 from .memory import fedrola, fldetector, foolsgold, rffl
@@ -46,7 +46,6 @@ __all__ = [
     "median",
     "multi_krum",
     "multi_metrics",
-    "neighbor_votes",
     "nnm",
     "norm_clipping",
     "opposed_clusters",
@@ -57,5 +56,6 @@ __all__ = [
     "sageflow",
     "signguard",
     "trimmed_mean",
+    "two_references",
     "weak_dp",
 ]

@@ -9,11 +9,11 @@ from ...filters import (
     DeepSight,
     FreqFed,
     NearDuplicates,
-    NeighborVotes,
     NormLimit,
     OpposedClusters,
     PCAClusters,
     SignGuard,
+    SupportedReferences,
     TwoReferences,
 )
 from ...filters.flame import Compared
@@ -74,7 +74,7 @@ def pca_clustering(source: int | None = None, layer: str | None = None) -> Defen
 def opposed_clusters(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_ratio: float = 1.2) -> Defense:
     """Limit norms, count near-duplicates once, reject the weaker of two opposed clusters, then a mean of limited norm.
 
-    The project's own defense before `factions`; docs/factions.md says how it fails.
+    The project's own defense before `two-references`; docs/factions.md says how it fails.
 
     Args:
         min_opposition: How negative the mean cosine between two clusters must be for one of them to be
@@ -87,10 +87,10 @@ def opposed_clusters(min_opposition: float = 0.25, max_ratio: float = 2.0, max_m
     )
 
 
-def factions(tolerance: float = 0.3, taper: float = 1.5, max_mean_ratio: float = 1.2) -> Defense:
+def two_references(tolerance: float = 0.3, taper: float = 1.5, max_mean_ratio: float = 1.2) -> Defense:
     """Reject what opposes both the recent updates and the model, then a mean in which long updates count less.
 
-    The project's own defense; docs/factions.md describes it.
+    The project's own defense before `factions`. Unlike `factions`, it works on secret updates (docs/secure.md).
 
     Args:
         tolerance: How far an update may oppose the two references, in typical cosines of the others.
@@ -100,14 +100,15 @@ def factions(tolerance: float = 0.3, taper: float = 1.5, max_mean_ratio: float =
     return Defense((TwoReferences(tolerance),), TaperedMean(taper, max_mean_ratio))
 
 
-def neighbor_votes(tolerance: float = 0.1, taper: float = 3.0, max_mean_ratio: float = 1.2) -> Defense:
-    """Reject the opposite of what other clients sent in this and in recent rounds, then a mean of clipped updates.
+def factions(low: float = 0.58, high: float = 0.66, taper: float = 3.0, max_mean_ratio: float = 1.2) -> Defense:
+    """Reject what opposes the model or the recent updates, where most agree with them, then a mean of clipped updates.
 
-    The candidate for the next `factions`: docs/factions.md says what it was measured on, and what not yet.
+    The project's own defense; docs/factions.md describes it.
 
     Args:
-        tolerance: How much an update may be outvoted by its opposites until it is rejected: 1 is by all of them.
+        low: Up to this share of recent updates that agree with it, a reference does not count.
+        high: From this share on it counts fully.
         taper: From how many typical norms on an update counts less than a typical one.
         max_mean_ratio: The largest norm of the mean, in running averages of that norm.
     """
-    return Defense((NeighborVotes(tolerance),), TypicalNormMean(taper, max_mean_ratio))
+    return Defense((SupportedReferences(low, high),), TypicalNormMean(taper, max_mean_ratio))

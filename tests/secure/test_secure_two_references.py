@@ -1,4 +1,4 @@
-"""Factions on secret updates: against the twin and the open rule, over many rounds and all kinds of trouble."""
+"""Two references on secret updates: against the twin and the open rule, over many rounds and all kinds of trouble."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_memory(state: State, twin: State) -> None:
 @pytest.mark.parametrize(("layout", "n_rounds"), [(SMALL, 300), (WIDE, 300 if THOROUGH else 60)])
 def test_the_twin_decides_the_same_bits_for_many_rounds(layout: Layout, n_rounds: int) -> None:
     """0 differences: in scores, weights, updates, and in what is remembered."""
-    secure = Secure(get("factions"), clip=1.0, smallest=3)
+    secure = Secure(get("two-references"), clip=1.0, smallest=3)
     twin, training, skipped, rejected = secure.plain, Training(layout, n_rounds=n_rounds), 0, 0
     state, twin_state = secure.init(), twin.init()
     for number, cohort in training:
@@ -109,7 +109,7 @@ def test_the_twin_decides_the_same_bits_for_many_rounds(layout: Layout, n_rounds
 
 def test_it_decides_as_the_open_rule() -> None:
     """Up to 4,096 trainable coordinates nothing is projected: scores differ by the rounding of shares."""
-    secure, defense = Secure(get("factions"), clip=1.0, smallest=3).plain, get("factions")
+    secure, defense = Secure(get("two-references"), clip=1.0, smallest=3).plain, get("two-references")
     state, open_state, different = secure.init(), defense.init(), 0
     training = Training(SMALL, n_rounds=200)
     for number, cohort in training:
@@ -132,7 +132,7 @@ def test_it_decides_as_the_open_rule() -> None:
 
 
 def test_large_models_are_judged_by_their_projections() -> None:
-    secure, defense = Secure(get("factions"), clip=1.0, smallest=3).plain, get("factions")
+    secure, defense = Secure(get("two-references"), clip=1.0, smallest=3).plain, get("two-references")
     state, open_state, wrong, counted = secure.init(), defense.init(), 0, 0
     training = Training(WIDE, n_rounds=150)
     for number, cohort in training:
@@ -148,7 +148,7 @@ def test_large_models_are_judged_by_their_projections() -> None:
 def test_the_tapered_mean_is_that_of_the_open_rule() -> None:
     """Long updates count less, and the norm of the mean is limited, as in the open."""
     layout = Layout(LAYOUT.shapes[:3], LAYOUT.head, 27)
-    secure, defense = Secure(get("factions"), clip=4.0, smallest=3), get("factions")
+    secure, defense = Secure(get("two-references"), clip=4.0, smallest=3), get("two-references")
     cohort = draw_cohort(1, layout=layout)
     updates = cohort.updates.clone()
     updates[1] *= 1e4
@@ -173,7 +173,7 @@ def test_buffers_are_not_lengthened_with_short_updates() -> None:
     updates = cohort.updates.clone()
     updates[:4, :27] *= 1e-3
     updates[:, 27:] = 0.01
-    secure = Secure(get("factions"), smallest=3)
+    secure = Secure(get("two-references"), smallest=3)
     verdict, _ = secure(replace(cohort, updates=updates), secure.init())
     assert verdict.skipped is None
     assert float(verdict.update[27:].max()) < 0.0101
@@ -181,7 +181,7 @@ def test_buffers_are_not_lengthened_with_short_updates() -> None:
 
 
 def test_memory_can_be_saved() -> None:
-    secure = Secure(get("factions"))
+    secure = Secure(get("two-references"))
     state = secure.init()
     packed, tensors = pack(state)
     assert unpack(packed, tensors, secure.init()) == state
@@ -197,7 +197,7 @@ def test_memory_can_be_saved() -> None:
 
 def test_a_lost_half_starts_the_mean_again() -> None:
     """As a round of a federation whose helper lost its half: the next rounds are those of a new mean."""
-    secure = Secure(get("factions"))
+    secure = Secure(get("two-references"))
     _, state = secure(draw_cohort(0), secure.init())
     _, state = secure(draw_cohort(1), state)
     assert state[0].part.n_rounds == 2
@@ -231,7 +231,7 @@ def test_other_combinations_are_those_of_the_twin(defense: Defense) -> None:
     [
         (Defense((TwoReferences(), TwoReferences()), Mean()), {}, "at most one filter that keeps a running mean"),
         (Defense((CosDefense(),), TaperedMean()), {}, "others compare updates"),
-        (get("factions"), {"clip": None}, "must not be None"),
+        (get("two-references"), {"clip": None}, "must not be None"),
     ],
 )
 def test_what_secure_refuses(defense: Defense, options: dict[str, Any], needed: str) -> None:
@@ -241,18 +241,18 @@ def test_what_secure_refuses(defense: Defense, options: dict[str, Any], needed: 
 
 def test_files_name_it_and_describe_gives_it_back() -> None:
     for secure in (True, "plain", {"clip": 2.0, "colluders": 0.3}):
-        defense = build_defense({"name": "factions", "tolerance": 0.5, "secure": secure})
+        defense = build_defense({"name": "two-references", "tolerance": 0.5, "secure": secure})
         assert isinstance(defense, Secure)
         assert build_defense(describe(defense)) == defense
 
 
 @pytest.mark.slow
 def test_the_contract_of_defenses_holds() -> None:
-    check_defense(Secure(get("factions"), smallest=3).plain)
+    check_defense(Secure(get("two-references"), smallest=3).plain)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["factions", "opposed-clusters"])
+@pytest.mark.parametrize("name", ["two-references", "opposed-clusters"])
 @pytest.mark.parametrize("attack", ["none", "inner-product"])
 def test_recorded_runs_are_those_of_the_twin(attack: str, name: str, tmp_path: Path) -> None:
     """With a model of 5,000 coordinates, so that updates are projected. Attackers rehearse on the twin."""

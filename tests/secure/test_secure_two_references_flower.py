@@ -1,4 +1,4 @@
-"""`Defended` with Factions on reports: a running mean that survives restarts of both servers, or starts again."""
+"""`Defended` with two references on reports: a running mean that survives restarts of both servers, or starts again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cosdefense.secure.shared_mean import SharedMean
 from cosdefense.secure.terms import MEAN_ROWS
 from cosdefense.secure.triple_files import TripleFile, deal_files
 
-DEFENSE = Secure(get("factions"), colluders=0.0)
+DEFENSE = Secure(get("two-references"), colluders=0.0)
 
 
 @dataclass

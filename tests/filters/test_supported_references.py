@@ -1,0 +1,273 @@
+"""SupportedReferences against its definition, written with loops; what it rejects, and what it never rejects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cosdefense import Cohort, get
+from cosdefense.filters import SupportedReferences
+from cosdefense.filters.supported_references import MIN_REMEMBERED, SKETCH_SIZE, ReferenceMemory
+from cosdefense.ops import unit_sketches
+from doubles import save_and_load, weights_only
+
+Rows = np.ndarray
+
+
+def with_model(rows: Any, model: Any) -> Cohort:
+    return replace(weights_only(rows), params=torch.as_tensor(model, dtype=torch.float64))
+
+
+def median(values: Rows) -> float:
+    return float(np.median(values))
+
+
+def relative(values: Rows) -> Rows:
+    positive = values[values > 0]
+    typical = median(positive) if len(positive) else median(np.abs(values))
+    return values / typical if typical > 0 else values
+
+
+class Reference:
+    """The rule as its documentation has it, for rows of few coordinates: their sketches are the rows themselves."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high, self.now = low, high, 0
+        self.past: list[tuple[int, Rows, float]] = []
+        self.baseline: float | None = None
+        self.counted: tuple[float, float] = (0.0, 0.0)  # in the last round: the model, the common direction
+
+    def judge(self, rows: Rows, model: Rows) -> Rows:
+        n, units = len(rows), rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        cosines, with_model = units @ units.T, units @ model / np.linalg.norm(model)
+        typical = max(0.0, float(np.quantile(cosines[~np.eye(n, dtype=bool)], 0.75)))
+        baseline = typical if self.baseline is None else self.baseline
+        votes = np.ones(n)
+        for i in range(n):
+            others = [max(0.0, cosines[i, j] - baseline) / (1 - baseline) for j in range(n) if j != i]
+            votes[i] = 1 / (1 + sum(others))
+        weights = votes
+        if self.past:
+            old = np.array([0.97 ** (self.now - number) for number, _, _ in self.past])
+            crowding = [
+                sum(v * max(0.0, a @ b) ** 2 for v, (_, b, _) in zip(old, self.past, strict=True))
+                for _, a, _ in self.past
+            ]
+            usual = median(np.array(crowding))
+            old = np.array([v / max(1.0, c / usual) for v, c in zip(old, crowding, strict=True)])
+            for i, unit in enumerate(units):
+                crowd = sum(v * max(0.0, unit @ b) ** 2 for v, (_, b, _) in zip(old, self.past, strict=True))
+                votes[i] = min(votes[i], 1 / max(1.0, crowd / usual))
+            weights = votes * self.trust(units, with_model, np.concatenate([old, votes]))[-n:]
+            weights = weights if weights.any() else votes
+        self.baseline = typical if self.baseline is None else 0.95 * self.baseline + 0.05 * typical
+        self.past += [(self.now, unit, float(c)) for unit, c in zip(units, with_model, strict=True)]
+        self.now += 1
+        return weights
+
+    def trust(self, units: Rows, with_model: Rows, votes: Rows) -> Rows:
+        everyone = [unit for _, unit, _ in self.past] + list(units)
+        agreement = relative(np.array([c for _, _, c in self.past] + list(with_model)))
+        model = self.count(votes, agreement > 0)
+        trust = np.array([1 - model * (1 - min(1, max(0, 1 + 2 * z))) for z in agreement])
+        kept = np.ones(len(everyone))
+        for _ in range(5):
+            direction = sum(v * t * k * unit for v, t, k, unit in zip(votes, trust, kept, everyone, strict=True))
+            agreement = relative(np.array([unit @ direction for unit in everyone]))
+            kept = np.array([min(1, max(0, 0.5 + z)) for z in agreement])
+        common = self.count(votes * trust, agreement > 0.3)
+        self.counted = model, common
+        return trust * np.array([1 - common * (1 - min(1, max(0, 1 + 2 * z))) for z in agreement])
+
+    def count(self, votes: Rows, agrees: Rows) -> float:
+        share = (votes[agrees].sum() + 5) / (votes.sum() + 10)
+        return float(min(1, max(0, (share - self.low) / (self.high - self.low))))
+
+
+def draw_round(rng: np.random.Generator, directions: Rows, malicious: int, n: int = 10) -> Rows:
+    """Clients of several groups, each with its own direction; the first are malicious and reverse what they have."""
+    rows = directions[rng.integers(len(directions), size=n)] + 0.15 * rng.normal(size=(n, directions.shape[1]))
+    rows[:malicious] *= -1
+    return rows
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.58, 0.66), (0.5, 0.9)])
+def test_it_computes_what_its_documentation_says(low: float, high: float) -> None:
+    rng = np.random.default_rng(1)
+    directions = 2 * np.eye(8, 30) + 0.3
+    rule, reference, state = SupportedReferences(low, high), Reference(low, high), SupportedReferences().init()
+    rejected, counted = 0, []
+    for number in range(24):
+        rows, model = draw_round(rng, directions, malicious=number % 4), rng.normal(size=30) * 1.5 + 0.2 * (number - 6)
+        judgment, state = rule(with_model(rows, model.tolist()), state)
+        weights = reference.judge(rows, model)
+        assert judgment.weights.tolist() == pytest.approx(weights.tolist(), abs=1e-5)
+        rejected += int((weights == 0).sum())
+        counted.append(reference.counted)
+    models, commons = zip(*counted, strict=True)
+    assert any(0 < model < 1 for model in models)
+    if high < 0.8:
+        assert rejected > 0
+        assert max(models) == max(commons) == 1
+    else:  # no reference ever counts fully, so that nobody is rejected
+        assert rejected == 0
+        assert any(0 < common < 1 for common in commons)
+
+
+@pytest.mark.parametrize(("malicious", "low", "high"), [(3, 0.58, 0.66), (4, 0.5, 0.56)])
+def test_reversed_updates_oppose_the_common_direction(malicious: int, low: float, high: float) -> None:
+    """Groups of clients are nearly orthogonal, so that a round alone says little."""
+    rng = np.random.default_rng(2)
+    rule, state, lost, rejected = SupportedReferences(low, high), SupportedReferences().init(), 0.0, 0.0
+    for number in range(60):
+        rows = draw_round(rng, 2 * np.eye(10, 60) + 0.2, malicious)
+        judgment, state = rule(with_model(rows, [0.0] * 60), state)
+        if number >= 20:
+            rejected += float((judgment.weights[:malicious] == 0).double().mean()) / 40
+            lost += float((judgment.weights[malicious:] == 0).double().mean()) / 40
+    assert rejected > 0.8
+    assert lost < 0.05
+
+
+def test_without_an_attack_nobody_is_rejected() -> None:
+    rng = np.random.default_rng(3)
+    rule, state = SupportedReferences(), SupportedReferences().init()
+    for _ in range(60):
+        rows = draw_round(rng, 2 * np.eye(10, 60) + 0.2, malicious=0)
+        judgment, state = rule(with_model(rows, [0.0] * 60), state)
+        assert bool((judgment.weights > 0).all())
+
+
+def test_where_updates_agree_with_nothing_no_reference_counts() -> None:
+    """Rows in random directions: the model and their own mean are no evidence against any of them."""
+    rng = np.random.default_rng(4)
+    rule, state = SupportedReferences(), SupportedReferences().init()
+    for _ in range(60):
+        judgment, state = rule(with_model(rng.normal(size=(10, 200)), rng.normal(size=200).tolist()), state)
+    assert bool((judgment.weights > 0.5).all())
+
+
+def test_a_majority_that_agrees_overrules_memory() -> None:
+    rng = np.random.default_rng(5)
+    rule, state = SupportedReferences(), SupportedReferences().init()
+    forward = np.eye(1, 40)[0]
+    for _ in range(40):
+        _, state = rule(with_model((forward + 0.1 * rng.normal(size=(10, 40))), forward.tolist()), state)
+    turned = -forward + 0.02 * rng.normal(size=(10, 40))
+    turned[:4] *= -1
+    judgment, _ = rule(with_model(turned, forward.tolist()), state)
+    assert bool((judgment.weights[4:] == 1).all())
+    assert float(judgment.weights[:4].max()) < 0.01
+
+
+def test_the_model_counts_only_while_most_agree_with_it() -> None:
+    """The same round is judged after rounds that agreed with the model, and after rounds that did not."""
+    rng = np.random.default_rng(6)
+    rows = np.concatenate([np.eye(8, 40), -0.5 * np.ones((8, 1))], axis=1) * np.array([*[1.0] * 40, -1.0])
+    rows[0, 40] = -0.5
+    model = np.eye(1, 41, 40)[0]
+    weights = {}
+    for sign in (1, -1):
+        state = SupportedReferences().init()
+        for _ in range(10):
+            past = rng.normal(size=(10, 41)) / 41**0.5
+            past[:, 40] = sign * rng.choice([0.5, 0.5, 0.5, -0.5], size=10)
+            _, state = SupportedReferences()(with_model(past, model.tolist()), state)
+        judgment, _ = SupportedReferences()(with_model(rows, model.tolist()), state)
+        weights[sign] = judgment.weights.tolist()
+    assert weights[1][0] == 0
+    assert min(weights[1][1:]) > 0
+    assert min(weights[-1][1:]) < 1  # the direction of those rounds opposes them
+
+
+def test_it_forgets_whole_rounds_and_keeps_enough_updates() -> None:
+    rng, rule, state = np.random.default_rng(6), SupportedReferences(), SupportedReferences().init()
+    for number in range(70):
+        _, state = rule(weights_only(rng.normal(size=(9, 5)).tolist()), state)
+        assert len(state.sketches) == len(state.rounds) == min(9 * (number + 1), 9 * -(-MIN_REMEMBERED // 9))
+    _, state = rule(weights_only(rng.normal(size=(500, 5)).tolist()), state)
+    assert state.rounds.unique().tolist() == [70]
+
+
+def test_zero_updates_are_not_remembered_and_not_rejected() -> None:
+    rule = SupportedReferences()
+    cohort = weights_only([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    _, state = rule(cohort, rule.init())
+    assert len(state.sketches) == 2
+    judgment, _ = rule(cohort, state)
+    assert float(judgment.weights[2]) == 1
+
+
+def test_memory_survives_saving() -> None:
+    rule = SupportedReferences()
+    _, state = rule(weights_only([[1.0, 2.0], [0.5, -1.0]]), rule.init())
+    loaded = save_and_load(state, rule)
+    assert isinstance(loaded, ReferenceMemory)
+    assert loaded.sketches is not None
+    assert torch.equal(loaded.sketches, state.sketches)
+    assert (loaded.n_rounds, loaded.seed) == (1, state.seed)
+    assert torch.equal(loaded.with_model, state.with_model)
+
+
+def test_long_updates_are_compared_by_sketches_with_a_seed_of_the_first_round() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(3, 5 * SKETCH_SIZE)
+    cohort = replace(weights_only(rows.tolist()), seed=7)
+    rule = SupportedReferences()
+    _, state = rule(cohort, rule.init())
+    assert state.sketches.shape == (3, SKETCH_SIZE)
+    _, later = rule(replace(cohort, seed=8), state)
+    assert later.seed == state.seed
+    assert torch.equal(later.sketches[:3], later.sketches[3:])
+    _, other = rule(replace(cohort, seed=8), rule.init())
+    assert not torch.equal(other.sketches, state.sketches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sketches_keep_cosines(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(20, 50_000, dtype=torch.float64)
+    rows[1] = rows[0] + 0.5 * rows[1]
+    rows[2] *= 1e30
+    rows = rows.to(dtype)
+    sketches = unit_sketches(rows, 1024, seed=3).double()
+    exact = torch.nn.functional.normalize(rows.double() / rows.double().abs().amax(1, keepdim=True), dim=1)
+    error = (sketches @ sketches.T - exact @ exact.T).square().mean().sqrt()
+    assert sketches.shape == (20, 1021)  # of 49 coordinates each
+    assert float(error) == pytest.approx(1 / 1021**0.5, rel=0.3)
+
+
+def test_sketches_of_hostile_rows_are_finite() -> None:
+    rows = torch.full((3, 5000), 3e38)
+    rows[1] = 0
+    rows[2] = 1e-44
+    sketches = unit_sketches(rows, 100, seed=0)
+    assert bool(sketches.isfinite().all())
+    assert float(sketches[1].abs().max()) == 0
+    assert float(sketches[2].abs().max()) > 0
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.6), (0.6, 0.6), (0.7, 0.6), (0.6, 1.1), (float("nan"), 0.6)])
+def test_bad_options_are_named(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match=r"SupportedReferences needs 0\.5 <= low < high <= 1, got low"):
+        SupportedReferences(low, high)
+
+
+def test_the_preset_takes_its_options() -> None:
+    defense = get("factions", low=0.6, high=0.7, taper=4.0, max_mean_ratio=2.0)
+    assert defense.filters == (SupportedReferences(0.6, 0.7),)
+    aggregator: Any = defense.aggregator
+    assert (aggregator.taper, aggregator.max_mean_ratio) == (4.0, 2.0)
+
+
+def test_a_single_client_is_accepted() -> None:
+    rule = SupportedReferences()
+    cohort: Cohort = weights_only([[1.0, 2.0]])
+    judgment, state = rule(cohort, rule.init())
+    assert judgment.weights.tolist() == [1.0]
+    judgment, _ = rule(cohort, state)
+    assert judgment.weights.tolist() == [1.0]
