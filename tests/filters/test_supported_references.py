@@ -81,7 +81,8 @@ class Reference:
             kept = np.array([min(1, max(0, 0.5 + z)) for z in agreement])
         common = self.count(votes * trust, agreement > 0.3)
         self.counted = model, common
-        return trust * np.array([1 - common * (1 - min(1, max(0, 1 + 2 * z))) for z in agreement])
+        weights: Rows = trust * np.array([1 - common * (1 - min(1, max(0, 1 + 2 * z))) for z in agreement])
+        return weights
 
     def count(self, votes: Rows, agrees: Rows) -> float:
         share = (votes[agrees].sum() + 5) / (votes.sum() + 10)
@@ -208,6 +209,7 @@ def test_memory_survives_saving() -> None:
     loaded = save_and_load(state, rule)
     assert isinstance(loaded, ReferenceMemory)
     assert loaded.sketches is not None
+    assert loaded.with_model is not None
     assert torch.equal(loaded.sketches, state.sketches)
     assert (loaded.n_rounds, loaded.seed) == (1, state.seed)
     assert torch.equal(loaded.with_model, state.with_model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import dropwhile, takewhile
 from pathlib import Path
 from statistics import fmean
 
@@ -87,32 +86,3 @@ def test_what_is_said_of_opposed_clusters(dataset: str, runs: list[RunRecord]) -
     assert lost["opposed clusters", "none"] <= 2
     with_oracle = {"Krum", "trimmed mean", "FLTrust"}
     assert min(defenses - with_oracle, key=lambda defense: lost[defense, "adaptive"]) == "opposed clusters"
-
-
-IN_THE_README = {  # the words there, the arena's label
-    "inner product manipulation, ε = 5": "inner product ε = 5",
-    "the same, last layer hidden from CosDefense": "hidden inner product",
-}
-
-
-def test_the_readme_repeats_the_table_of_mnist() -> None:
-    known = _cells((RESULTS / "tables.md").read_text(encoding="utf-8"), "## MNIST, 30% attackers: accuracy", 1)
-    tests = (RESULTS / "factions" / "tables.md").read_text(encoding="utf-8")
-    for (defense, attack), figure in _cells(tests, "## MNIST, 30% attackers, test seeds: accuracy", 1).items():
-        known[f"{defense}, test seeds", attack] = figure
-    repeated = _cells((RESULTS.parents[1] / "README.md").read_text(encoding="utf-8"), "## Beyond the paper", 0)
-    assert len(repeated) == 36
-    for (attack, defense), figure in repeated.items():
-        label = IN_THE_README.get(attack, attack)
-        assert known[defense, label].replace("%", " %") == figure, (
-            attack,
-            defense,
-        )
-
-
-def _cells(text: str, heading: str, column: int) -> dict[tuple[str, str], str]:
-    """Of the first table after the heading: (row, column) → figure. The rows' names are in that column."""
-    after = text[text.index(heading) :].splitlines()
-    lines = list(takewhile(lambda line: line[:1] == "|", dropwhile(lambda line: line[:1] != "|", after)))
-    head, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
-    return {(row[column], head[i]): row[i] for row in rows for i in range(column + 1, len(head))}

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow  # reads published records
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "factions.md").read_text(encoding="utf-8")
+RUN = [("mnist", 0), ("mnist", 10), ("fashion-mnist", 0), ("fashion-mnist", 10), ("fashion-mnist", 12)]
 COLUMNS = [(field, seeds) for field in ("mnist", "fashion-mnist") for seeds in ((0, 1), (10, 11, 12, 13, 14))]
 INFORMED = {"adaptive", "persistent"}
 
@@ -42,27 +43,40 @@ def end_of(run: RunRecord) -> float:
 
 
 def find_losses(attack: str, field: str, seeds: Iterable[int]) -> list[float]:
-    own, plain = ARENA[f"arena-{field}-30", "Factions", attack], ARENA[f"arena-{field}-30", "none", "none"]
+    own, plain = ARENA[f"arena-{field}-30", "two references", attack], ARENA[f"arena-{field}-30", "none", "none"]
     return [plain[seed] - own[seed] for seed in seeds if seed in own]
 
 
-ARENA = read_accuracies(DOCS / "arena" / "factions" / "records.jsonl.gz")
+ARENA = read_accuracies(DOCS / "arena" / "two-references" / "records.jsonl.gz")
 
 
 def test_what_factions_loses() -> None:
+    ends = read_accuracies(DOCS / "arena" / "factions" / "records.jsonl.gz")
+    heading = "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 | "
+    heading += "Fashion-MNIST, seed 12 |"
+    rows = read_table(heading)
+    assert {row[0] for row in rows} == {attack for _, defense, attack in ends if defense == "Factions"}
+    for attack, *figures in rows:
+        for figure, (field, seed) in zip(figures, RUN, strict=True):
+            end = ends[f"arena-{field}-30", "Factions", attack].get(seed)
+            plain = ends[f"arena-{field}-30", "none", "none"].get(seed)
+            assert figure == ("–" if end is None or plain is None else f"{plain - end:.1f}")
+
+
+def test_what_two_references_loses() -> None:
     heading = "| attack | MNIST, design | MNIST, test | Fashion-MNIST, design | Fashion-MNIST, test |"
-    attacks = {attack for _, defense, attack in ARENA if defense == "Factions"}
+    attacks = {attack for _, defense, attack in ARENA if defense == "two references"}
     rows = read_table(heading)
     assert {row[0] for row in rows} == attacks
     for attack, *figures in rows:
         assert figures == [f"{fmean(find_losses(attack, field, seeds)):.1f}" for field, seeds in COLUMNS]
 
 
-def test_what_is_said_of_collapses() -> None:
+def test_what_is_said_of_collapses_of_two_references() -> None:
     """Of all seeds, and of attacks that do not know the defense and others."""
     collapsed = defaultdict[tuple[bool, bool], list[bool]](list)
     for (name, defense, attack), ends in ARENA.items():
-        if defense == "Factions" and attack != "none":
+        if defense == "two references" and attack != "none":
             for seed, end in ends.items():
                 is_lost = end < ARENA[name, "none", "none"][seed] / 2
                 collapsed[attack in INFORMED, seed >= 10].append(is_lost)
@@ -80,7 +94,7 @@ def test_the_other_conditions() -> None:
     attacks = [cell.strip() for cell in head.strip("|").split("|")][1:]
     for share, *figures in read_table(head):
         name = f"arena-mnist-{share.split()[0]}"
-        assert figures == [f"{ends[name, 'Factions', attack][0]:.1f}" for attack in attacks]
+        assert figures == [f"{ends[name, 'two references', attack][0]:.1f}" for attack in attacks]
 
 
 def test_the_table_of_the_perceptron() -> None:
@@ -90,7 +104,7 @@ def test_the_table_of_the_perceptron() -> None:
     cells = load(DOCS.parent / "experiments" / "factions-attacks.toml").cells()
     assert set(measured) == {(cell.attacks[0].label, cell.defenses[0].label) for cell in cells}
     shown = {}
-    for attack, *figures in read_table("| attack | no defense | opposed clusters | Factions | neighbor votes |"):
-        for defense, figure in zip(("none", "opposed clusters", "Factions", "neighbor votes"), figures, strict=True):
+    for attack, *figures in read_table("| attack | no defense | opposed clusters | two references | Factions |"):
+        for defense, figure in zip(("none", "opposed clusters", "two references", "Factions"), figures, strict=True):
             shown[attack, defense] = figure
     assert shown == measured

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, State, derive, running_average
-from ..ops import cosine, cosines, median_of, row_norms, unit_sketches
+from ..ops import cosines, cosines_with, median_of, row_norms, unit_sketches
 from .agreement import cosine_with_members, find_majority, relative_to_typical, soften
 from .near_duplicates import excess_cosines, typical_cosine
 
@@ -110,7 +110,7 @@ class SupportedReferences(Filter):
         rows = cohort.trainable()
         similarity = cosines(rows)
         sketches = unit_sketches(rows, SKETCH_SIZE, seed)
-        with_model = cosine(rows, cohort.params[: rows.shape[1]]).double()
+        with_model = cosines_with(rows, cohort.params[None, : rows.shape[1]])[:, 0]
         votes = _share_votes(similarity, memory.baseline)
         recent, votes = _recall(memory, sketches.double(), with_model, votes)
         agreement, weights = self._judge(similarity, recent, votes)
