@@ -65,8 +65,14 @@ class Watched(Filter):
             raise ValueError("no luck today")
         if self.label == "deadly" and state == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        while HOLD.exists() and HOLD.read_text() == str(state):
+        while read_held_round() == str(state):
             time.sleep(0.01)
+
+def read_held_round():
+    try:  # the test may remove the file at any moment
+        return HOLD.read_text()
+    except FileNotFoundError:
+        return None
 
 def mean() -> Defense:
     return Defense((Watched("mean"),), Mean())
