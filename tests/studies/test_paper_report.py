@@ -417,3 +417,16 @@ def test_claims_have_tables_and_figures() -> None:
     (bar,) = [row for row in figures["claim-backdoors"].panels[0].rows if row["kind"] == "mean"]
     assert (bar["share"], bar["low"], bar["high"]) == (0.5, 0.25, 0.75)
     assert {"claim-layers", "claim-aggregators", "claim-backdoors"} <= set(figures)
+
+
+def test_claims_name_runs_that_are_not_finished() -> None:
+    whole, begun = (make("paper-layers", "inner product", "CosDefense", seed) for seed in (0, 1))
+    named = {}
+    for runs in ([whole, begun], [whole, replace(begun, rounds=begun.rounds[:30], summary=None)], [whole]):
+        paper = select_paper_runs(runs)
+        row = read(tables_to_markdown(make_paper_tables(paper), "t"))["Observation 1: which layer is compared"][0]
+        named[row["Seeds"]] = draw_paper_figures(paper)["claim-layers"].marks
+    assert list(named) == ["0, 1", "0, 1 (1 unfinished)", "0"]
+    assert "Some runs are not finished: their accuracy so far." in named["0, 1 (1 unfinished)"]
+    assert "not finished" not in named["0, 1"]
+    assert named["0"] == "Bars: one seed."

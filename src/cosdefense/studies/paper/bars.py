@@ -88,11 +88,13 @@ def _draw_bars(
 ) -> Figure:
     """One group of bars for every setting, one bar in it for every defense."""
     names = tuple(replace(entry, dash=()) for entry in looks)
-    marks = MARKS if any(row["kind"] == "seed" for row in rows) else ""
+    marks = MARKS if any(row["kind"] == "seed" for row in rows) else "Bars: one seed."
     if any(row["kind"] == "paper" for row in rows):
         marks += " Diamonds: what the paper prints."
+    if any(row.get("unfinished") for row in rows):
+        marks += " Some runs are not finished: their accuracy so far."
     panels = (_draw_panel(rows, names, what, measured),) if rows else ()
-    return Figure(name, title, caption, panels, legend=names, marks=marks.strip())
+    return Figure(name, title, caption, panels, legend=names, marks=marks)
 
 
 def _draw_panel(rows: list[Row], names: Sequence[Entry], what: str, measured: str) -> Panel:

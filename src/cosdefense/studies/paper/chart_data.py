@@ -72,6 +72,7 @@ def share_rows(values: Sequence[tuple[str, Group]], key: str = "final_accuracy")
         if not known:
             continue
         band = {"low": round(min(known), 5), "high": round(max(known), 5), "seeds": len(known)}
+        band["unfinished"] = sum(run.summary is None for run in group.runs)
         rows.append(labels | {"kind": "mean", "share": round(fmean(known), 5)} | band)
         dots = [(seed, end) for seed, end in ends if end is not None and len(known) > 1]
         rows += [labels | {"kind": "seed", "share": round(end, 5), "seed": str(seed)} for seed, end in dots]

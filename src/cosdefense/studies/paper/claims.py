@@ -62,7 +62,7 @@ def _recovery_row(view: View, group: Group) -> tuple[str, ...] | None:
         return None
     rounds = ", ".join("never" if recovery.rounds is None else f"{recovery.rounds:,}" for recovery in found)
     below = spread(recovery.share_below for recovery in found)
-    return view.title, group.defense, rounds, below, seeds(group)
+    return view.title, group.defense, rounds, below, list_seeds(group)
 
 
 DETECTION = ("Final accuracy", "Last tenth", "Worst class", "Malicious rejected", "Honest rejected")
@@ -75,7 +75,7 @@ def make_claims(paper: Paper) -> list[Table]:
 
 
 def _make_layers(groups: Sequence[Group]) -> Table:
-    rows = [(group.defense, *_cells(group, DETECTION_KEYS), area(group), seeds(group)) for group in groups]
+    rows = [(group.defense, *_cells(group, DETECTION_KEYS), area(group), list_seeds(group)) for group in groups]
     note = "CosDefense on MNIST under the inner product attack, comparing one layer of update and model, or all of "
     note += f"them. AUC: how often a malicious client scores above an honest one of the same round. {DEVIATION}"
     headings = ("Compared", *DETECTION, "AUC", "Seeds")
@@ -84,7 +84,7 @@ def _make_layers(groups: Sequence[Group]) -> Table:
 
 def _make_aggregators(groups: Sequence[Group]) -> Table:
     keys = (*DETECTION_KEYS, "skipped_rounds")
-    rows = [(group.defense, *_cells(group, keys), seeds(group)) for group in groups]
+    rows = [(group.defense, *_cells(group, keys), list_seeds(group)) for group in groups]
     note = "On MNIST under the inner product attack. Multi-Krum and the trimmed mean expect 30 % malicious clients. "
     note += "Rounds skipped: those in which too few updates were accepted for the rule behind CosDefense. " + DEVIATION
     headings = ("Defense", *DETECTION, "Rounds skipped", "Seeds")
@@ -94,13 +94,19 @@ def _make_aggregators(groups: Sequence[Group]) -> Table:
 
 def _make_backdoors(groups: Sequence[Group]) -> Table:
     keys = ("attack_success", "clean_target_rate", "final_accuracy", "malicious_rejected", "honest_rejected")
-    rows = [(group.attack, group.defense, *_cells(group, keys), seeds(group)) for group in groups]
+    rows = [(group.attack, group.defense, *_cells(group, keys), list_seeds(group)) for group in groups]
     note = "On MNIST, 30 % of the clients train a trigger. Attack success: the share of images with the trigger that "
     note += "get the target label at the end. Target rate: the same for images without the trigger. Model replacement: "
     note += f"updates are scaled by clients / attackers of the round. {DEVIATION}"
     measured = ("Attack success", "Target rate", "Final accuracy", "Malicious rejected", "Honest rejected")
     headings = ("Attack", "Defense", *measured, "Seeds")
     return Table("backdoors", "Backdoors", note, headings, tuple(rows), 2, parts=True)
+
+
+def list_seeds(group: Group) -> str:
+    """The seeds, and how many of the runs are not finished: their numbers are those so far."""
+    unfinished = sum(run.summary is None for run in group.runs)
+    return seeds(group) + (f" ({unfinished} unfinished)" if unfinished else "")
 
 
 def _cells(group: Group, keys: Sequence[str]) -> list[str]:

@@ -8,11 +8,11 @@ from statistics import fmean
 
 from ...report.experiment_settings import read_setting
 from ...report.groups import Group
-from ...report.results import area, count, seeds, spread
+from ...report.results import area, count, spread
 from ...report.table import NOTHING, Table
 from ...runs.records import RunRecord
 from .chart_data import layer_rows, mean_scores
-from .claims import DEVIATION, make_claims, make_recovery
+from .claims import DEVIATION, list_seeds, make_claims, make_recovery
 from .views import COUNTED, ROUNDS, Paper, View, before_attack, views
 
 TITLE = "Secure Federated Learning against Model Poisoning Attacks via Client Filtering"
@@ -75,7 +75,7 @@ def _make_table3(paper: Paper) -> Table:
             _over_seeds(group, view.tail),
             spread(before_attack(run, view.key) for run in group.runs),
             NOTHING if view.key != "accuracy" else _over_seeds(group, "worst_class"),
-            _seeds(group),
+            list_seeds(group),
         )
         for view in all_views
         for group in view.groups
@@ -110,7 +110,7 @@ def _make_detection(paper: Paper) -> Table:
         cells += [_over_seeds(group, "clean_honest_rejected")]
         cells += [_over_seeds(clean, "honest_rejected") if clean else NOTHING]
         if any(cell != NOTHING for cell in cells):
-            rows.append((group.setting, group.defense, *cells, _seeds(group)))
+            rows.append((group.setting, group.defense, *cells, list_seeds(group)))
     rejected = ("Malicious rejected", "Honest rejected", "AUC", "Honest rejected in rounds without attackers")
     headings = ("Dataset", "Defense", *rejected, "Honest rejected without the attack", "Seeds")
     note = "What the paper does not print: of the updates a filter judged, how many it rejected. AUC: how often a "
@@ -128,7 +128,7 @@ def _make_clean(paper: Paper) -> Table:
         for group in view.groups:
             cells = [_over_seeds(group, view.final), _over_seeds(group, view.tail)]
             cells += [_cost(plain, group, key) for key in (view.final, view.tail)]
-            rows.append((view.title, group.defense, *cells, _seeds(group)))
+            rows.append((view.title, group.defense, *cells, list_seeds(group)))
     tail = _tail(paper.clean)
     headings = ("Dataset", "Defense", "Final accuracy", tail, "Cost, final", f"Cost, {tail.lower()}", "Seeds")
     note = "Accuracy when nobody attacks. Cost: how many points a defense loses against the plain mean, by the same "
@@ -153,7 +153,7 @@ def _by_seed(group: Group, key: str) -> dict[object, float]:
 def _make_varied(name: str, title: str, values: Sequence[tuple[float, Group]], what: str, form: str) -> Table:
     keys = ("final_accuracy", "tail_accuracy", "malicious_rejected", "honest_rejected")
     rows = [
-        (f"{value:{form}}", _label(group), *(_over_seeds(group, key) for key in keys), _seeds(group))
+        (f"{value:{form}}", _label(group), *(_over_seeds(group, key) for key in keys), list_seeds(group))
         for value, group in values
     ]
     tail = _tail([group for _, group in values])
@@ -188,7 +188,7 @@ def _make_traces(paper: Paper) -> Table:
     rows = []
     for group in paper.scores:
         before, after = zip(*(_halves(mean_scores(run), start) for run in group.runs), strict=True)
-        rows.append((case(group), spread(before, ".4f"), spread(after, ".4f"), _seeds(group)))
+        rows.append((case(group), spread(before, ".4f"), spread(after, ".4f"), list_seeds(group)))
     when = "the attack starts" if start is None else f"round {start:,}"
     headings = ("Case", f"Before {when}", f"From {when} on", "Seeds")
     note = f"The mean |cos| of all updates that CosDefense received, not smoothed. {DEVIATION}"
@@ -213,11 +213,6 @@ def _over_seeds(group: Group, key: str) -> str:
 
 def _label(group: Group) -> str:
     return f"{group.defense} ({group.setting})" if group.setting else group.defense
-
-
-def _seeds(group: Group) -> str:
-    unfinished = sum(run.summary is None for run in group.runs)
-    return seeds(group) + (f" ({unfinished} unfinished)" if unfinished else "")
 
 
 def _planned_rounds(run: RunRecord) -> int:
