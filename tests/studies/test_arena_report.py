@@ -294,6 +294,35 @@ def test_options_that_are_not_the_defaults_are_shown() -> None:
     assert show_unusual_options({"filters": [{"name": "mine:Rule", "k": 3}], "aggregator": {"name": "mean"}}) == ""
 
 
+def test_points_are_lost_against_the_same_seeds() -> None:
+    """Seed 10 is an easy one: with 0.6 of 0.9 the median loses more there than with 0.5 of 0.7 on both seeds."""
+    runs = [*pair("plain", "none", (0.5, 0.9)), *pair("median", "ipm", (0.5, 0.5)), make("median", "ALIE", 1, 0.6)]
+    row = ranking_of(runs)["median"]
+    assert (row["Worst attack"], row["Lost, worst case"], row["Lost, mean"]) == ("ALIE", "30.0", "25.0")
+    (figure,) = draw_arena_figures(list_settings(runs)).values()
+    lost = {row["attack"]: row["lost"] for row in figure.panels[0].rows if row["defense"] == "median"}
+    assert lost == {"worst case": 30.0, "ipm": 20.0, "ALIE": 30.0}
+
+
+def test_the_table_says_how_options_were_chosen() -> None:
+    def note(runs: list[RunRecord]) -> str:
+        return make_arena_tables(list_settings(runs))["defenses-mnist-30"].note
+
+    assert "cosdefense arena --tune was not used" in note(arena_runs())
+    source = {"field": "mnist", "attackers": 0.3, "seeds": [0, 1, 2, 3, 4], "attacks": ["ALIE"], "rounds": 300}
+    tuned = [replace(run, header={**run.header, "tuned": source}) for run in arena_runs()]
+    words = "the best of at most 6 settings by their worst case on mnist, 30% attackers, seeds 0–4"
+    assert words in note(tuned)
+    assert "but for runs that were made before" not in note(tuned)
+    assert "but for runs that were made before" in note([*arena_runs()[:2], *tuned[2:]])
+
+
+def test_no_defense_is_not_called_none_in_a_sentence() -> None:
+    runs = [run for run in arena_runs() if run.label == "plain"]
+    named = [replace(run, header={**run.header, "defense": "none"}) for run in runs]
+    assert "plain averaging has the best worst case" in describe_arena(list_settings(named))
+
+
 def test_the_best_rules_are_those_with_the_best_worst_case() -> None:
     runs = arena_runs()
     planned = plan(["mnist"], [0.3], Choice(seeds=[0])).runs
@@ -323,6 +352,9 @@ def test_few_defenses_are_also_drawn_over_the_rounds() -> None:
     assert set(figures) == {"arena-mnist-30", "arena-mnist-30-test", "curves-mnist-30", "curves-mnist-30-test"}
     assert [panel.title for panel in figures["curves-mnist-30"].panels] == ["without an attack", "under ipm"]
     assert "Bands: lowest to highest seed" in figures["curves-mnist-30"].marks
+    assert "Level dashed line: end of plain averaging without an attack." in figures["curves-mnist-30"].marks
+    for panel in figures["curves-mnist-30-test"].panels:
+        assert [{"mean": 0.95}] in panel.spec()["datasets"].values()
 
 
 def test_runs_of_something_else_are_refused() -> None:

@@ -71,26 +71,33 @@ class DefenseResult:
     @property
     def worst(self) -> tuple[str, float] | None:
         """The attack that cost most, also of those that know the defense, and the accuracy that was left."""
-        return min(self.attacked.items(), key=lambda pair: pair[1]) if self.attacked else None
+        pairs = self.attacked.items()
+        return max(pairs, key=lambda pair: self._find_clean(pair[0]) - pair[1], default=None)
 
     @property
     def rank(self) -> float:
         """The lower, the better the worst case."""
-        return -self.worst[1] if self.worst else math.inf
+        return self._find_clean(self.worst[0]) - self.worst[1] if self.worst else math.inf
 
     @property
     def mean(self) -> float | None:
         return fmean(self.attacked.values()) if self.attacked else None
 
-    def lowest_under(self, *names: str) -> float | None:
-        """The accuracy under the attack of that name in the catalog; the lowest where there are several such."""
-        attacks = [attack for name in names for attack in self.attacks_named(name)]
-        return min((self.accuracies[attack] for attack in attacks if attack in self.accuracies), default=None)
+    def most_lost_under(self, *names: str) -> float | None:
+        """The points lost under the attack of that name in the catalog; the most where there are several such."""
+        return self._find_most_lost([attack for name in names for attack in self.attacks_named(name)])
 
     @property
-    def lowest_uninformed(self) -> float | None:
-        """The lowest accuracy under attacks that do not know the defense."""
-        return min((end for a, end in self.attacked.items() if self._catalog_name(a) not in INFORMED), default=None)
+    def most_lost_uninformed(self) -> float | None:
+        """The most points lost under attacks that do not know the defense."""
+        return self._find_most_lost([attack for attack in self.attacked if self._catalog_name(attack) not in INFORMED])
+
+    @property
+    def mean_lost(self) -> float | None:
+        """Points lost, the mean over attacks."""
+        if self.clean is None or not self.attacked:
+            return None
+        return _round_points(fmean(self._find_clean(attack) - end for attack, end in self.attacked.items()))
 
     @property
     def collapses(self) -> tuple[int, int] | None:
@@ -114,9 +121,10 @@ class DefenseResult:
         losses = [100 * (clean - end) for clean, end in pairs]
         return find_interval(losses, 100 * (self.clean - 1), 100 * self.clean)
 
-    def lost(self, accuracy: float | None) -> float | None:
-        """Points of accuracy below plain averaging without an attack, as they are shown; there is no negative zero."""
-        return None if accuracy is None or self.clean is None else round(100 * (self.clean - accuracy), 1) + 0.0
+    def lost(self, attack: str) -> float | None:
+        """Points of accuracy below plain averaging without an attack on the same seeds, as they are shown."""
+        end = self.accuracies.get(attack)
+        return None if end is None or self.clean is None else _round_points(self._find_clean(attack) - end)
 
     @property
     def survived(self) -> list[str]:
@@ -147,6 +155,15 @@ class DefenseResult:
         by_run = [1000 * seconds / n_rounds for seconds, n_rounds in known if seconds is not None and n_rounds]
         return median(by_run) if by_run else None
 
+    def _find_clean(self, attack: str) -> float:
+        """Plain averaging without an attack, on the seeds of this attack's runs; on all where it lacks one of them."""
+        seeds = self.by_seed[attack].keys()
+        whole = seeds <= self.clean_by_seed.keys()
+        return fmean(self.clean_by_seed[seed] for seed in seeds) if whole else self.clean or 0.0
+
+    def _find_most_lost(self, attacks: Sequence[str]) -> float | None:
+        return max((lost for attack in attacks if (lost := self.lost(attack)) is not None), default=None)
+
     def _catalog_name(self, attack: str) -> str:
         return _read_attack_name(self.groups[attack])
 
@@ -165,6 +182,11 @@ class Setting:
 
     def results_with(self, oracle: bool) -> list[DefenseResult]:
         return [result for result in self.results if result.oracle == oracle]
+
+
+def _round_points(lost: float) -> float:
+    """There is no negative zero."""
+    return round(100 * lost, 1) + 0.0
 
 
 def list_settings(runs: Sequence[RunRecord]) -> list[Setting]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 
 from ...report.chart_data import Row, accuracy_rows
-from ...report.chart_elements import bare_axis, cells, heat, tip
+from ...report.chart_elements import bare_axis, cells, heat, share_axis, tip
 from ...report.curves import curves, explain_bands
 from ...report.figure import Figure, Panel
 from ...report.groups import under
@@ -18,6 +18,7 @@ from .tables import SIDES
 
 WORST = "worst case"  # the column beside those of the attacks
 CELL_WIDTH, CELL_HEIGHT = 42, 26  # pixels: room for -0.1 and 81.0
+CLEAN = "end of plain averaging without an attack"  # the mean of the last tenth
 MAX_LINES, MAX_PANELS = 7, 8  # of curves: more cannot be distinguished
 
 
@@ -34,7 +35,8 @@ def _draw_figure(setting: Setting) -> Figure:
     sides = [(SIDES[oracle], setting.results_with(oracle)) for oracle in SIDES]
     panels = tuple(_draw_heat_map(setting, title, results, attacks) for title, results in sides if results)
     marks = (
-        "Points of accuracy lost against plain averaging without an attack: the deeper the color, the more is lost. "
+        "Points of accuracy lost against plain averaging without an attack on the same seeds: the deeper the color, "
+        "the more is lost. "
     )
     marks += (
         "Mean over seeds, last tenth of the rounds. The best worst case stands first; attacks that know the defense "
@@ -62,7 +64,8 @@ def _draw_heat_map(setting: Setting, title: str, results: Sequence[DefenseResult
     y = alt.Y("defense:N", title=None, scale=cells(names), axis=bare_axis(labelLimit=170))
     tips = [tip("defense:N"), tip("attack:N"), tip("accuracy:Q", ".1%"), tip("lost:Q", ".1f", "points lost")]
     top = round(100 * (setting.clean or 1.0), 1)
-    legend = alt.Legend(title="points lost", orient="right", gradientLength=140, values=[*range(0, int(top), 20)])
+    length = max(100, min(140, CELL_HEIGHT * len(names)))
+    legend = alt.Legend(title="points lost", orient="right", gradientLength=length, values=[*range(0, int(top), 20)])
     text = alt.Text("lost:Q", format=".1f")
     chart = heat(x, y, "lost", text, tips, legend, top=top, colors=HARM).properties(height=CELL_HEIGHT * len(names))
     worst = "; ".join(f"{row['defense']} {row['lost']:.1f}" for row in rows if row["attack"] == WORST)
@@ -71,10 +74,15 @@ def _draw_heat_map(setting: Setting, title: str, results: Sequence[DefenseResult
 
 
 def _make_rows(result: DefenseResult) -> list[Row]:
-    ends = ({WORST: result.worst[1]} if result.worst else {}) | result.accuracies
+    worst = [(WORST, result.worst[0])] if result.worst else []
     return [
-        {"defense": result.defense, "attack": attack, "accuracy": round(end, 5), "lost": result.lost(end)}
-        for attack, end in ends.items()
+        {
+            "defense": result.defense,
+            "attack": shown,
+            "accuracy": round(result.accuracies[attack], 5),
+            "lost": result.lost(attack),
+        }
+        for shown, attack in [*worst, *((attack, attack) for attack in result.accuracies)]
     ]
 
 
@@ -88,11 +96,19 @@ def _draw_curves(setting: Setting) -> Iterator[Figure]:
     for attack in attacks:
         groups = [result.groups[attack] for result in setting.results if attack in result.groups]
         if any(len(accuracy_rows(group)) > 1 for group in groups):
-            panels.append(curves(groups, names, under(attack)))
+            panels.append(curves(groups, names, under(attack), others=_draw_clean(setting)))
     if panels:
         layout = (640, 1) if len(panels) == 1 else (460, 2)
         title, caption = f"{setting.title}: accuracy over the rounds", "Accuracy on held-out data."
+        marks = explain_bands(panels) + (f" Level dashed line: {CLEAN}." if setting.clean else "")
         yield Figure(
-            f"curves-{setting.name}", title, caption, tuple(panels), *layout, names, explain_bands(panels),
-            len(names) > 1,
+            f"curves-{setting.name}", title, caption, tuple(panels), *layout, names, marks, len(names) > 1,
         )  # fmt: skip
+
+
+def _draw_clean(setting: Setting) -> list[alt.Chart]:
+    """A rule at what plain averaging without an attack reaches: in every panel, to compare with."""
+    if setting.clean is None:
+        return []
+    mark = alt.Chart(alt.InlineData(values=[{"mean": round(setting.clean, 5)}])).mark_rule(style="guide-rule")
+    return [mark.encode(y=share_axis("mean", "test accuracy"), tooltip=tip("mean:Q", ".1%", CLEAN))]

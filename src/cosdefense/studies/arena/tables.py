@@ -11,6 +11,7 @@ from ...runs.records import RunRecord
 from .defense_results import BACKDOOR, INFORMED, NONE, SURVIVAL, DefenseResult, Setting
 from .frozen import read_code
 from .seeds import DESIGN, TEST, find_seed_set, show_seeds
+from .tuned import MAX_SETTINGS
 
 SIDES = {False: "No oracle", True: "With an oracle"}
 INTERVAL, MOST_REJECTED, WORST_CLASS = "95% interval", "Most-rejected honest client", "Worst-class recall, attacked"
@@ -82,19 +83,22 @@ def _describe_outcome(setting: Setting) -> str:
     most = max(len(result.attacked) for result in setting.results)  # a worst case among fewer attacks says less
     full = [result for result in setting.results_with(oracle=False) if len(result.attacked) == most]
     if full and full[0].worst:
-        attack, end = full[0].worst
-        lost = f"{_points(full[0].lost(end))} points, under {attack}"
-        sentences.append(
-            f"Of the defenses without an oracle, {full[0].defense} has the best worst case: it loses {lost}."
-        )
+        attack, _ = full[0].worst
+        lost = f"{_points(full[0].lost(attack))} points, under {attack}"
+        name = _name(full[0])
+        sentences.append(f"Of the defenses without an oracle, {name} has the best worst case: it loses {lost}.")
         sentences.append(f"Runs of it that collapse: {_collapses(full[0])}.")
-    adaptive = [(result.lowest_under(*INFORMED), result) for result in setting.results_with(oracle=False)]
-    tried = [(end, result) for end, result in adaptive if end is not None]
+    adaptive = [(result.most_lost_under(*INFORMED), result) for result in setting.results_with(oracle=False)]
+    tried = [(lost, result) for lost, result in adaptive if lost is not None]
     if tried:
-        end, best = max(tried, key=lambda pair: pair[0])
-        lost = _points(best.lost(end))
-        sentences.append(f"Under attackers that adapt to it, {best.defense} loses least: {lost} points.")
+        least, best = min(tried, key=lambda pair: pair[0])
+        sentences.append(f"Under attackers that adapt to it, {_name(best)} loses least: {_points(least)} points.")
     return " ".join(sentences)
+
+
+def _name(result: DefenseResult) -> str:
+    """In a sentence, "none has the best worst case" would say something else."""
+    return "plain averaging" if result.defense == "none" else result.defense
 
 
 def _make_ranking(setting: Setting) -> Table:
@@ -108,10 +112,8 @@ def _make_ranking(setting: Setting) -> Table:
 def _explain(setting: Setting, known: set[str]) -> str:
     """What the columns mean that are there; records of older runs lack some numbers."""
     note = "Lost: points of accuracy (mean of the last tenth of the rounds, over seeds) below plain averaging without "
-    note += (
-        "an attack. Worst case and mean are over all attacks, also those that know the defense; adaptive: the worst "
-    )
-    note += "of those that do, not adaptive: the worst of the others. "
+    note += "an attack on the same seeds. Worst case and mean are over all attacks, also those that know the defense; "
+    note += "adaptive: the worst of those that do, not adaptive: the worst of the others. "
     if INTERVAL in known:
         note += "95% interval: Student's t over seeds of the points lost in the worst case, each seed against plain "
         note += "averaging on the same seed; that the attack was chosen for its harm is not accounted for. "
@@ -122,7 +124,7 @@ def _explain(setting: Setting, known: set[str]) -> str:
         note += "over attacks. "
         if setting.clean_worst_class is not None:
             note += f"That of plain averaging without an attack is {setting.clean_worst_class:.1%}. "
-    note += "Options: those that are not the defaults of the catalog. "
+    note += f"Options: those that are not the defaults of the catalog. {_explain_options(setting)} "
     note += "Honest rejected: the share of honest updates that filters rejected; attacked: the mean over those of the "
     note += f"attacks that left more than {SURVIVAL:.0%} of the accuracy of plain averaging without an attack, since a "
     note += "destroyed model does not tell honest clients from others. "
@@ -134,10 +136,25 @@ def _explain(setting: Setting, known: set[str]) -> str:
     return note + "share of attackers were given the true share of all clients."
 
 
+def _explain_options(setting: Setting) -> str:
+    """How they were chosen, by the headers of the runs."""
+    headers = [run.header for result in setting.results for run in _list_runs(result)]
+    sources = {str(source): source for header in headers if (source := header.get("tuned"))}
+    if not sources:
+        return "They are those of the experiment's file: cosdefense arena --tune was not used."
+    shown = "; ".join(
+        f"{source['field']}, {100 * source['attackers']:.3g}% attackers, seeds {show_seeds(source['seeds'])}"
+        for source in sources.values()
+    )
+    rest = "" if all("tuned" in header for header in headers) else ", but for runs that were made before"
+    text = f"Rules with something to tune have the best of at most {MAX_SETTINGS} settings by their worst case on "
+    return f"{text}{shown} (cosdefense arena --tune){rest}."
+
+
 def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
-    attack, low = result.worst or (NOTHING, None)
+    attack = result.worst[0] if result.worst else NOTHING
     clean, backdoors = result.attacks_named(NONE), result.attacks_named(BACKDOOR)
-    ends = (result.lowest_under(*INFORMED), result.lowest_uninformed, result.mean, result.lowest_under(NONE))
+    lost = (result.lost(attack), result.most_lost_under(*INFORMED), result.most_lost_uninformed, result.mean_lost)
     shares = [result.mean_of(key, backdoors) for key in ("attack_success", "clean_target_rate")]
     shares += [result.mean_of("honest_rejected", names) for names in (clean, result.survived)]
     shares += [result.mean_of("most_rejected_honest", clean)]
@@ -148,11 +165,12 @@ def _make_row(result: DefenseResult, uneven: bool) -> tuple[str, ...]:
         ", ".join(sorted(result.needs)) or "nothing",
         result.options or NOTHING,
         attack,
-        _points(result.lost(low)),
+        _points(lost[0]),
         _interval(result),
         _collapses(result),
         *(_share(result.lowest_of("worst_class", attacks)) for attacks in (result.attacked, clean)),
-        *(_points(result.lost(end)) for end in ends),
+        *map(_points, lost[1:]),
+        _points(result.most_lost_under(NONE)),
         *map(_share, shares),
         NOTHING if cost is None else f"{cost:.3g}",
         str(len(result.attacked)) if uneven else NOTHING,
@@ -217,10 +235,10 @@ def _share(value: float | None) -> str:
 
 _COMPARED: dict[str, Callable[[DefenseResult], str]] = {
     "Worst attack": lambda result: result.worst[0] if result.worst else NOTHING,
-    "Lost, worst case": lambda result: _points(result.lost(result.worst[1])) if result.worst else NOTHING,
+    "Lost, worst case": lambda result: _points(result.lost(result.worst[0])) if result.worst else NOTHING,
     INTERVAL: _interval,
     "Collapses": _collapses,
     WORST_CLASS: lambda result: _share(result.lowest_of("worst_class", result.attacked)),
-    "Lost, no attack": lambda result: _points(result.lost(result.lowest_under(NONE))),
+    "Lost, no attack": lambda result: _points(result.most_lost_under(NONE)),
     "Honest rejected, no attack": lambda result: _share(result.mean_of("honest_rejected", result.attacks_named(NONE))),
 }
