@@ -287,6 +287,12 @@ def test_a_defense_keeps_its_look() -> None:
     )
 
 
+def test_rules_that_are_drawn_together_differ_in_color() -> None:
+    """Bands have no pattern."""
+    together = ("none", "Krum", "Clipping-Median", "CosDefense", "Factions", "two references", "opposed clusters")
+    assert len({entry.color for entry in list_looks(together)}) == len(together)
+
+
 def test_pictures_have_few_colors() -> None:
     (figure,) = [figure for figure in draw_figures(make_runs(rounds=10)) if figure.name == "accuracy"]
     picture = Image.open(BytesIO(figure.png()))

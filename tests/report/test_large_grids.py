@@ -92,3 +92,10 @@ def test_the_report_of_a_large_grid(tmp_path: Path) -> None:
     color = figure.panels[0].spec()["layer"][0]["encoding"]["color"]
     assert (color["legend"]["title"], color["scale"]["domain"]) == ("accuracy", [0, 1])
     assert len(figure.panels[0].rows) == 8 * 7  # six attacks and the worst case
+
+
+def test_pictures_say_what_their_numbers_mean() -> None:
+    figures = {figure.name: figure for figure in draw_figures(make_grid(success_at_stop=0.4))}
+    assert "Accuracy on held-out data in %" in figures["grid-accuracy"].marks
+    assert figures["grid-accuracy"].marks.endswith("Blue: the deeper, the better.")
+    assert figures["grid-success"].marks.endswith("Red: the deeper, the worse.")

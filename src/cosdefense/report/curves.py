@@ -43,9 +43,10 @@ def curves(
 
 
 def explain_bands(panels: Sequence[Panel]) -> str:
-    """What lines and bands mean, where there are bands."""
+    """What lines and bands mean."""
     several = any(row["seeds"] > 1 for panel in panels for row in panel.rows)
-    return "Lines: mean over seeds. Bands: lowest to highest seed." if several else ""
+    text = "mean over seeds, not smoothed. Bands: lowest to highest seed." if several else "one run each, not smoothed."
+    return f"Lines: {text}"
 
 
 def lines(

@@ -15,6 +15,7 @@ from .chart_data import Row
 from .theme import PAPER, config
 
 CHARACTER = 7  # pixels that a character of a subtitle takes
+MIN_WORDS = 520  # pixels of a subtitle's line, also over a narrow chart: its labels need room beside it
 HALF_PAGE = 580  # pixels of the page's width that one of two columns has
 DATA = "rows"  # the name by which a chart refers to its panel's rows
 
@@ -82,7 +83,7 @@ class Figure:
         if several:
             titles = [alt.Title(panel.title, frame="group") for panel in self.panels]
             charts = [chart.properties(title=title) for chart, title in zip(charts, titles, strict=True)]
-        width = self.width * min(self.columns, len(self.panels))
+        width = max(MIN_WORDS, self.width * min(self.columns, len(self.panels)))
         subtitle = ["" if several else self.panels[0].title, *wrap(self.marks, width // CHARACTER)]
         title = alt.Title(
             self.title,

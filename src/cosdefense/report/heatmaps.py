@@ -75,7 +75,9 @@ def large_grid_figure(grid: Grid, number: int = 0) -> Figure:
     caption = f"{grid.question.note} The mean over seeds. The column at the left is the worst case of its row, attacks "
     caption += "stand from the least to the most harmful, and defenses with the best worst case first."
     name = f"{grid.question.name}-{number + 1}" if number else grid.question.name
-    return Figure(name, grid.title, caption, panels, CELL_WIDTH * (1 + len(grid.attacks)), scale=1.25)
+    hue = "Red: the deeper, the worse." if grid.question.high_is_bad else "Blue: the deeper, the better."
+    width = max(420, CELL_WIDTH * (1 + len(grid.attacks)))
+    return Figure(name, grid.title, caption, panels, width, marks=f"{caption} {hue}", scale=1.25)
 
 
 def _make_large_panel(grid: Grid, side: str, defenses: Sequence[str]) -> Panel:

@@ -26,8 +26,8 @@ KNOWN: dict[str, Look] = {
     "trimmed mean": (GREEN, DOTTED),
     "cosdefense": (BLUE, SOLID),
     "factions": (PURPLE, SOLID),
-    "two references": (PURPLE, DOTTED),
-    "opposed clusters": (PURPLE, DASHED),
+    "two references": (ORANGE, DASHED),
+    "opposed clusters": (SKY, DOTTED),
     "fltrust": (ORANGE, SOLID),
     "flame": (SKY, SOLID),
 }
