@@ -33,7 +33,7 @@ class RecentNorms:
 
 @dataclass(frozen=True)
 class TypicalNormMean(Aggregator):
-    """L · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update, clipped to L; very long ones count less.
+    """S · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update, clipped to L; very long ones count less.
 
     L is a quantile of the norms of this and of recent rounds, at least 400 updates, each with its weight: 0.5 − 0.5 /
     √N, where N is the sum of the weights. It is close to the median once there are many. In a first round of ten it is
@@ -42,8 +42,10 @@ class TypicalNormMean(Aggregator):
 
     From t on, `taper` times L or the median norm of the round if that is larger, an update counts as L · (t / ‖u‖)⁴: no
     norm is rejected, and no threshold decides between all and nothing. Because the sum is divided by the lengths,
-    updates of zero or nearly zero do not slow the model down. The mean is clipped to `max_mean_ratio` times the
-    running average of its norm, or to 0.3 L if that is more. Buffers get the same factors.
+    updates of zero or nearly zero do not slow the model down. S is the mean of the same remembered norms, clipped to
+    `taper` · L, where longer ones count less likewise: norms are skewed, and with the median as its length the step
+    would be shorter than that of a mean. The mean is clipped to `max_mean_ratio` times the running average of its norm,
+    or to 0.3 L if that is more. Buffers get the same factors.
 
     Args:
         taper: From how many typical norms on an update counts less than a typical one.
@@ -52,7 +54,7 @@ class TypicalNormMean(Aggregator):
 
     skips_rejected: ClassVar[bool] = True
 
-    taper: float = 3.0
+    taper: float = 1.5
     max_mean_ratio: float = 1.2
 
     def __post_init__(self) -> None:
@@ -76,7 +78,8 @@ class TypicalNormMean(Aggregator):
         start = self.taper * max(limit, float(counting.quantile(0.5, interpolation="lower")))
         lengths = norms.clamp_max(limit) * (start / norms.clamp_min(start)).pow(4)
         factors = torch.where(norms > 0, weights * lengths / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
-        mean = weighted_sum(cohort.updates, limit * factors / (weights * lengths).sum())
+        step = _find_mean(*recent, self.taper * limit)
+        mean = weighted_sum(cohort.updates, step * factors / (weights * lengths).sum())
         norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
         average = memory.mean or norm
         allowed = max(self.max_mean_ratio * average, SHORTEST * limit)
@@ -103,3 +106,10 @@ def _find_typical(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> f
     total = float(reached[-1])
     level = max(0.1, 0.5 - CAUTION / 2 / math.sqrt(max(1.0, total)))
     return float(norms[int((reached < level * total).sum())])
+
+
+def _find_mean(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"], clip: float) -> float:
+    """The mean of the clipped norms; those that are much longer hardly count."""
+    norms, order = norms.sort()
+    counts = weights[order] * (clip / norms.clamp_min(clip)).pow(4)
+    return float((counts * norms.clamp_max(clip)).sum() / counts.sum())

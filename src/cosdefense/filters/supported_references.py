@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, State, derive, running_average
@@ -23,7 +23,8 @@ DECAY = 0.97  # of the vote of a remembered update from round to round
 BASELINE_DECAY = 0.95  # of the typical cosine, as in NearDuplicates
 UNDECIDED = 10  # votes, half for a reference and half against it, that few remembered updates must outweigh
 REPEATS = 5  # of finding the common direction: it hardly changes afterwards
-CLEAR = 0.3  # of a typical agreement: the common direction is made of the updates, so all agree with it a little
+ROUNDING = 1e-6  # smaller differences between the agreements of a round mean nothing
+CLEAR = 0.3  # of a typical agreement: the common direction is chosen to agree with many, so some agree by chance
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class ReferenceMemory:
     Args:
         sketches: One row per update, of norm 1.
         with_model: The cosine of each of them with the model of its round.
+        in_round: From 0 to 1, how much each of them agreed with its round.
         rounds: In which round each of them came.
         n_rounds: How many rounds there were.
         seed: Of the sketches: who knows it can deceive the rule.
@@ -41,6 +43,7 @@ class ReferenceMemory:
 
     sketches: Float[Tensor, "m s"] | None = None
     with_model: Float[Tensor, " m"] | None = None
+    in_round: Float[Tensor, " m"] | None = None
     rounds: Int[Tensor, " m"] | None = None
     n_rounds: int = 0
     seed: int | None = None
@@ -54,7 +57,8 @@ class Recent:
     Args:
         sketches: Of norm 1.
         with_model: Their cosines with the model of their round.
-        votes: How much each counts. Old ones count less, and those in a crowded direction.
+        votes: How much each counts. Old ones count less, those in a crowded direction, and those that disagreed with
+            their round.
     """
 
     sketches: Float[Tensor, "k s"]
@@ -75,9 +79,13 @@ class SupportedReferences(Filter):
     * A reference counts by the share of remembered votes that agree with it: not at all up to `low`, fully from `high`
       on. An update then has the weight 1 + 2 z, from 0 to 1, where z is its agreement in units of a typical one: it
       is rejected if it opposes the reference half as much as others agree.
-    * The common direction is the mean of the remembered directions, without those that oppose it, or that oppose the
-      model as far as the model counts. Starting with all of them, this is repeated five times. Updates rejected in
-      their own round are remembered like all others, so that no verdict confirms itself.
+    * The common direction is, for each update, the mean of the other remembered directions, without those that oppose
+      it, or that oppose the model as far as the model counts. Starting with all of them, this is repeated five times.
+      Updates rejected in their own round are remembered like all others, so that no verdict confirms itself.
+    * The vote of an update depends on its own round first: on its mean cosine with the others, which share votes as
+      below, compared with the median of the round. It is multiplied by 1 from one median absolute deviation above on,
+      by 0 from one below on, by 0.5 at the median. Where most of a round are honest, those that oppose them hardly
+      count later, and that depends on no other round.
     * A crowded direction counts less for each that sends it: votes are divided by Σ vⱼ max(0, cⱼ)², relative to the
       median, if that is more than 1. Votes fall by 3 % a round. In the round, near-duplicates share votes as in
       `NearDuplicates`, with eᵢⱼ in the place of its square.
@@ -112,9 +120,10 @@ class SupportedReferences(Filter):
         sketches = unit_sketches(rows, SKETCH_SIZE, seed)
         with_model = cosines_with(rows, cohort.params[None, : rows.shape[1]])[:, 0]
         votes = _share_votes(similarity, memory.baseline)
-        recent, votes = _recall(memory, sketches.double(), with_model, votes)
+        now = Recent(sketches.double(), with_model, _agree_in_round(similarity, votes))
+        recent, votes = _recall(memory, now, votes)
         agreement, weights = self._judge(similarity, recent, votes)
-        after = _remember(replace(memory, seed=seed), similarity, sketches, with_model, row_norms(rows) > 0)
+        after = _remember(replace(memory, seed=seed), similarity, now, row_norms(rows) > 0)
         return Judgment((-agreement).to(cohort.weights), weights.to(cohort.weights)), after
 
     def _judge(
@@ -156,58 +165,67 @@ def _share_votes(similarity: Float[Tensor, "n n"], baseline: float | None) -> Fl
     return 1 / (1 + excess_cosines(similarity, baseline).sum(dim=1))
 
 
-def _recall(
-    memory: ReferenceMemory, sketches: Float[Tensor, "n s"], with_model: Float[Tensor, " n"], votes: Float[Tensor, " n"]
-) -> tuple[Recent | None, Float[Tensor, " n"]]:
-    """The remembered updates with those of this round, and the votes of the latter. None: nothing is remembered."""
-    if memory.sketches is None or memory.rounds is None or memory.with_model is None or len(memory.sketches) == 0:
+def _agree_in_round(similarity: Float[Tensor, "n n"], votes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """From 0 to 1, how much each update agrees with the others of its round, compared with the median."""
+    others = similarity.clone().fill_diagonal_(0)
+    agreement = others @ votes / (votes.sum() - votes).clamp_min(ROUNDING)
+    above = agreement - median_of(agreement)
+    return (0.5 + above / (2 * median_of(above.abs()).clamp_min(ROUNDING))).clamp(0, 1)
+
+
+def _recall(memory: ReferenceMemory, now: Recent, votes: Float[Tensor, " n"]) -> tuple[Recent | None, Tensor]:
+    """The remembered updates with those of this round, and the votes of the latter. None: nothing is remembered.
+
+    The votes of `now` are those that its round gave, and `votes` those that near-duplicates share.
+    """
+    if memory.sketches is None or memory.rounds is None or memory.with_model is None or memory.in_round is None:
+        return None, votes
+    if len(memory.sketches) == 0:
         return None, votes
     # In float64, so that the order of the rows does not show.
-    past = memory.sketches.to(sketches)
-    past_votes = DECAY ** (memory.n_rounds - memory.rounds.to(sketches.device)).double()
+    past = memory.sketches.to(now.sketches)
+    past_votes = DECAY ** (memory.n_rounds - memory.rounds.to(past.device)).double()
     crowding = (past @ past.T).clamp(0, 1).square() @ past_votes
     typical = median_of(crowding)
-    past_votes = past_votes / (crowding / typical).clamp_min(1)
-    crowding_now = (sketches @ past.T).clamp(0, 1).square() @ past_votes / typical
+    crowding_now = (now.sketches @ past.T).clamp(0, 1).square() @ past_votes / typical
     votes = torch.minimum(votes, 1 / crowding_now.clamp_min(1))
-    past_with_model = memory.with_model.to(with_model)
+    past_votes = past_votes / (crowding / typical).clamp_min(1) * memory.in_round.to(past)
+    with_model = torch.cat([memory.with_model.to(now.with_model), now.with_model])
     return Recent(
-        *(torch.cat(pair) for pair in ((past, sketches), (past_with_model, with_model), (past_votes, votes)))
+        torch.cat([past, now.sketches]), with_model, torch.cat([past_votes, votes * now.votes.to(votes)])
     ), votes
 
 
 def _find_common_direction(sketches: Float[Tensor, "k s"], votes: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """How much every update agrees with the mean of those that agree with it, in units of a typical agreement."""
-    kept, agreement = torch.ones_like(votes), votes
+    """How much every update agrees with the mean of the others that agree with it, in units of a typical agreement."""
+    kept, agreement, own = torch.ones_like(votes), votes, sketches.square().sum(dim=1)
     for _ in range(REPEATS):
-        agreement = relative_to_typical(sketches @ ((votes * kept) @ sketches))
+        counts = votes * kept
+        agreement = relative_to_typical(sketches @ (counts @ sketches) - counts * own)
         kept = (0.5 + agreement).clamp(0, 1)
     return agreement
 
 
 def _remember(
-    memory: ReferenceMemory,
-    similarity: Float[Tensor, "n n"],
-    sketches: Float[Tensor, "n s"],
-    with_model: Float[Tensor, " n"],
-    moved: Tensor,
+    memory: ReferenceMemory, similarity: Float[Tensor, "n n"], now: Recent, moved: Bool[Tensor, " n"]
 ) -> ReferenceMemory:
     """Whole rounds are forgotten, the oldest first, as long as enough updates are left. Zero rows are not kept."""
-    sketches, with_model = sketches[moved], with_model[moved]
-    rounds = torch.full((len(sketches),), memory.n_rounds, dtype=torch.int64, device=sketches.device)
-    if memory.sketches is not None and memory.rounds is not None and memory.with_model is not None:
-        sketches = torch.cat([memory.sketches.to(sketches), sketches])
-        with_model = torch.cat([memory.with_model.to(with_model), with_model])
-        rounds = torch.cat([memory.rounds.to(rounds), rounds])
-        if len(rounds) > MIN_REMEMBERED:
-            kept = rounds >= rounds[-MIN_REMEMBERED]
-            sketches, with_model, rounds = sketches[kept], with_model[kept], rounds[kept]
+    rounds = torch.full((int(moved.sum()),), memory.n_rounds, dtype=torch.int64, device=moved.device)
+    new = (now.sketches[moved].float(), now.with_model[moved], now.votes[moved], rounds)
+    past = (memory.sketches, memory.with_model, memory.in_round, memory.rounds)
+    sketches, with_model, in_round, rounds = (
+        late if early is None else torch.cat([early.to(late), late]) for early, late in zip(past, new, strict=True)
+    )
+    if len(rounds) > MIN_REMEMBERED:
+        kept = rounds >= rounds[-MIN_REMEMBERED]
+        sketches, with_model, in_round, rounds = sketches[kept], with_model[kept], in_round[kept], rounds[kept]
     typical = typical_cosine(similarity)
-    return replace(
-        memory,
-        sketches=sketches,
-        with_model=with_model,
-        rounds=rounds,
+    return ReferenceMemory(
+        sketches,
+        with_model,
+        in_round,
+        rounds,
         n_rounds=memory.n_rounds + 1,
+        seed=memory.seed,
         baseline=memory.baseline if typical is None else running_average(memory.baseline, typical, BASELINE_DECAY),
     )

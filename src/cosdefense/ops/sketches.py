@@ -15,7 +15,8 @@ from .norms import row_norms
 def unit_sketches(rows: Float[Tensor, "n k"], size: int, seed: int) -> Float[Tensor, "n s"]:
     """Sketches of the directions of the rows, in float32: inner products of two of them are nearly the rows' cosines.
 
-    Coordinates get random signs, and neighbors are added up. The error of a cosine is about 1 / √size. Who knows the
+    Coordinates get random signs, and those at a distance of `size` are added up: neighbors, which belong to one filter
+    or neuron and are large together, go to different places. The error of a cosine is about 1 / √size. Who knows the
     seed can send a row whose sketch says nothing about it, so it must be a secret. Rows of up to `size` coordinates
     are only scaled. A zero row has a zero sketch.
     """
@@ -25,19 +26,17 @@ def unit_sketches(rows: Float[Tensor, "n k"], size: int, seed: int) -> Float[Ten
     scale = torch.where(norms > 0, norms, 1)[:, None]
     if k <= size:
         return (rows.double() / scale).float()
-    signs, width = _draw_signs(k, seed, str(rows.device)), -(-k // size)
-    sketches = torch.zeros(n, -(-k // width), dtype=torch.float32, device=rows.device)
+    signs = _draw_signs(k, seed, str(rows.device))
+    sketches = torch.zeros(n, size, dtype=torch.float64, device=rows.device)
     block = BLOCK if rows.device.type == "cpu" else GPU_BLOCK
-    step = width * max(1, block // max(1, n * width))  # whole sums, so that no block depends on another
+    step = size * max(1, block // max(1, n * size))
     for start in range(0, k, step):
         wide = rows[:, start : start + step].to(torch.float64, copy=True)
         wide.div_(scale).mul_(signs[start : start + step])
-        if wide.shape[1] % width:
-            wide = torch.nn.functional.pad(wide, (0, width - wide.shape[1] % width))
-        first = start // width
-        sums = wide.view(n, -1, width).sum(dim=2)
-        sketches[:, first : first + sums.shape[1]] = sums.float()
-    return sketches
+        if wide.shape[1] % size:
+            wide = torch.nn.functional.pad(wide, (0, size - wide.shape[1] % size))
+        sketches += wide.view(n, -1, size).sum(dim=1)
+    return sketches.float()
 
 
 @lru_cache(maxsize=4)

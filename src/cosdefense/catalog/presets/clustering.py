@@ -100,7 +100,7 @@ def two_references(tolerance: float = 0.3, taper: float = 1.5, max_mean_ratio: f
     return Defense((TwoReferences(tolerance),), TaperedMean(taper, max_mean_ratio))
 
 
-def factions(low: float = 0.58, high: float = 0.66, taper: float = 3.0, max_mean_ratio: float = 1.2) -> Defense:
+def factions(low: float = 0.58, high: float = 0.66, taper: float = 1.5, max_mean_ratio: float = 1.2) -> Defense:
     """Reject what opposes the model or the recent updates, where most agree with them, then a mean of clipped updates.
 
     The project's own defense; docs/factions.md describes it.
