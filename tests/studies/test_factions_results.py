@@ -1,4 +1,4 @@
-"""docs/factions.md: the tables are those of the published records."""
+"""docs/factions.md and docs/factions-history.md: the tables are those of the published records."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ pytestmark = pytest.mark.slow  # reads published records
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "factions.md").read_text(encoding="utf-8")
+HISTORY = (DOCS / "factions-history.md").read_text(encoding="utf-8")
 RUN = [("mnist", 0), ("mnist", 10), ("fashion-mnist", 0), ("fashion-mnist", 10), ("fashion-mnist", 12)]
 COLUMNS = [(field, seeds) for field in ("mnist", "fashion-mnist") for seeds in ((0, 1), (10, 11, 12, 13, 14))]
 INFORMED = {"adaptive", "persistent"}
 
 
-def read_table(heading: str) -> list[list[str]]:
+def read_table(page: str, heading: str) -> list[list[str]]:
     """The cells of the table whose first line is that."""
-    lines = PAGE.split(f"{heading}\n")[1].split("\n\n")[0].splitlines()[1:]
+    lines = page.split(f"{heading}\n")[1].split("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -54,7 +55,7 @@ def test_what_factions_loses() -> None:
     ends = read_accuracies(DOCS / "arena" / "factions" / "records.jsonl.gz")
     heading = "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 | "
     heading += "Fashion-MNIST, seed 12 |"
-    rows = read_table(heading)
+    rows = read_table(PAGE, heading)
     assert {row[0] for row in rows} == {attack for _, defense, attack in ends if defense == "Factions"}
     for attack, *figures in rows:
         for figure, (field, seed) in zip(figures, RUN, strict=True):
@@ -66,7 +67,7 @@ def test_what_factions_loses() -> None:
 def test_what_two_references_loses() -> None:
     heading = "| attack | MNIST, design | MNIST, test | Fashion-MNIST, design | Fashion-MNIST, test |"
     attacks = {attack for _, defense, attack in ARENA if defense == "two references"}
-    rows = read_table(heading)
+    rows = read_table(HISTORY, heading)
     assert {row[0] for row in rows} == attacks
     for attack, *figures in rows:
         assert figures == [f"{fmean(find_losses(attack, field, seeds)):.1f}" for field, seeds in COLUMNS]
@@ -92,7 +93,7 @@ def test_the_other_conditions() -> None:
     head = "| MNIST, seed 0, % | none | zero updates | Min-Max | inner product ε = 5 | label flip | noise camouflage | "
     head += "sign flip | sign flip × 5 | zero-sum masks |"
     attacks = [cell.strip() for cell in head.strip("|").split("|")][1:]
-    for share, *figures in read_table(head):
+    for share, *figures in read_table(HISTORY, head):
         name = f"arena-mnist-{share.split()[0]}"
         assert figures == [f"{ends[name, 'two references', attack][0]:.1f}" for attack in attacks]
 
@@ -104,7 +105,8 @@ def test_the_table_of_the_perceptron() -> None:
     cells = load(DOCS.parent / "experiments" / "factions-attacks.toml").cells()
     assert set(measured) == {(cell.attacks[0].label, cell.defenses[0].label) for cell in cells}
     shown = {}
-    for attack, *figures in read_table("| attack | no defense | opposed clusters | two references | Factions |"):
+    heading = "| attack | no defense | opposed clusters | two references | Factions |"
+    for attack, *figures in read_table(PAGE, heading):
         for defense, figure in zip(("none", "opposed clusters", "two references", "Factions"), figures, strict=True):
             shown[attack, defense] = figure
     assert shown == measured

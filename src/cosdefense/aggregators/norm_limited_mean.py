@@ -1,6 +1,6 @@
 """Norm-limited mean: the average, clipped relative to the running average of earlier averages' norms.
 
-This rule was made for this project. See docs/factions.md for the measurements.
+This rule was made for this project. See docs/factions-history.md for the measurements.
 """
 
 from __future__ import annotations

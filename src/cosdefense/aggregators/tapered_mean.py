@@ -1,6 +1,6 @@
 """Tapered mean: every update counts by its length, long ones less and less; the mean has a limited norm.
 
-This rule was made for this project. See docs/factions.md for the measurements.
+This rule was made for this project. See docs/factions-history.md for the measurements.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 FoolsGold (see foolsgold.py) observed that colluding clients resemble each other more than honest clients do. This
 rule was made for this project. It looks at one round only, and compares each cosine with the running average of the
-federation. See docs/factions.md for the measurements.
+federation. See docs/factions-history.md for the measurements.
 """
 
 from __future__ import annotations

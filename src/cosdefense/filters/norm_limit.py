@@ -2,7 +2,7 @@
 
 Clipping to a norm that follows the updates is known from Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private
 Learning with Adaptive Clipping. NeurIPS 2021. https://arxiv.org/abs/1905.03871
-This rule was made for this project. See docs/factions.md for the measurements.
+This rule was made for this project. See docs/factions-history.md for the measurements.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Opposed clusters: where updates form two clusters in opposite directions, reject the one with fewer votes.
 
-This rule was made for this project. docs/factions.md explains why it works, when it cannot, and what else was tried.
+This rule was made for this project. docs/factions-history.md explains why it works, when it cannot, and
+what else was tried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Supported references: reject updates that oppose the model or the common direction of recent updates.
 
-This rule was made for this project. docs/factions.md explains why it works, what it was measured on, and what else was
-tried.
+This rule was made for this project. docs/factions.md explains why it works and what it was measured on,
+docs/factions-history.md what else was tried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two references: reject updates that oppose both the running mean of all updates and the global model.
 
-This rule was made for this project. docs/factions.md explains why it works, what it was measured on, and what else was
-tried.
+This rule was made for this project. docs/factions-history.md says what it was measured on, how it fails, and
+what else was tried.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def pca_clustering(source: int | None = None, layer: str | None = None) -> Defen
 def opposed_clusters(min_opposition: float = 0.25, max_ratio: float = 2.0, max_mean_ratio: float = 1.2) -> Defense:
     """Limit norms, count near-duplicates once, reject the weaker of two opposed clusters, then a mean of limited norm.
 
-    The project's own defense before `two-references`; docs/factions.md says how it fails.
+    The project's own defense before `two-references`; docs/factions-history.md says how it fails.
 
     Args:
         min_opposition: How negative the mean cosine between two clusters must be for one of them to be
