@@ -36,9 +36,9 @@ lint: .venv/.developing
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
-# Strict: a broken link, a missing anchor or a page that no menu has ends it.
+# Strict: a broken link, a missing anchor or a page that no menu has ends it. Not --quiet: that hides what strict counts.
 docs: .venv/.developing
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "The site is in dist/site."
 
 check: lint docs test

@@ -17,6 +17,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "examples/flower/README.md": "examples/flower.md",
+    "examples/secure/README.md": "examples/secure.md",
 }
 LINK = re.compile(r"(\[[^\]]*\])\(([^)#\s]+)(#[^)\s]*)?\)")
 
