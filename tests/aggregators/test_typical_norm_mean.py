@@ -25,14 +25,17 @@ def test_it_computes_its_formula() -> None:
         total = sum(weight for _, weight in past)
         wanted = total * (0.5 - 0.5 / math.sqrt(total))
         limit = next(norm for norm, _ in sorted(past) if sum(w for other, w in past if other <= norm) >= wanted)
-        start = 2.0 * max(limit, np.quantile(norms[weights > 0], 0.5, method="lower"))
+        typical, counting = limit, norms[weights > 0]
+        start = 2.0 * max(typical, np.quantile(counting, 0.5, method="lower"))
+        longest = 2.0 * np.quantile(counting, 0.5, method="higher")
+        limit = min(typical, longest)
         lengths = [min(norm, limit) * min(1.0, start / norm) ** 4 for norm in norms]
         directions = [
             w * length * row / norm for w, length, row, norm in zip(weights, lengths, rows, norms, strict=True)
         ]
-        counts = [w * min(1.0, 2.0 * limit / norm) ** 4 for norm, w in past]
-        step = sum(c * min(norm, 2.0 * limit) for c, (norm, _) in zip(counts, past, strict=True)) / sum(counts)
-        mean = step * np.sum(directions, axis=0) / np.dot(weights, lengths)
+        counts = [w * min(1.0, 2.0 * typical / norm) ** 4 for norm, w in past]
+        step = sum(c * min(norm, 2.0 * typical) for c, (norm, _) in zip(counts, past, strict=True)) / sum(counts)
+        mean = min(step, longest) * np.sum(directions, axis=0) / np.dot(weights, lengths)
         norm = float(np.linalg.norm(mean))
         average = norm if average is None else average
         allowed = max(1.2 * average, 0.3 * limit)

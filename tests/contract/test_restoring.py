@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from cosdefense import Aggregator, Cohort, Defense, Filter, Judgment, get
 from cosdefense.aggregators import Mean, Median, NormLimitedMean
+from cosdefense.attacks._candidates import Candidate
+from cosdefense.attacks._forgeries import HONEST_FORGERY, Forgery
 from cosdefense.core import State
 from cosdefense.filters import NearDuplicates, NormLimit, OpposedClusters
-from cosdefense.testing import Agreement, check_restoring, find_worst_round
+from cosdefense.testing import Agreement, WorstRound, check_restoring, find_worst_round
 from cosdefense.testing.scenario_search import draw_scenario, mutate, openings
-from cosdefense.testing.scenarios import Scenario
+from cosdefense.testing.scenarios import HonestRows, Rounds, Scenario
 
 THOROUGH = os.environ.get("COSDEFENSE_THOROUGH") == "1"
 FIRST_ROUND = Agreement(max_history=0)
@@ -166,6 +168,31 @@ def test_near_duplicates_by_a_remembered_cosine_are_locked_in() -> None:
 def test_our_own_rules_follow_an_honest_majority(name: str, n_malicious: int) -> None:
     worst = check_restoring(get(name), Agreement(n_malicious=n_malicious), n_rounds=600)
     assert worst.n_rounds_tried >= 600
+
+
+@pytest.mark.parametrize("n_malicious", [3, 4])
+@pytest.mark.parametrize("n_rounds", [1, 16])
+@pytest.mark.parametrize("name", ["factions", "two-references"])
+def test_our_own_rules_withstand_the_lengths_of_earlier_rounds(name: str, n_rounds: int, n_malicious: int) -> None:
+    """Malicious clients send updates as long as honest ones used to be, ten times as long as those are now."""
+    agreed = HonestRows(0.8)
+    before = Rounds(replace(agreed, scale=10.0), 0, HONEST_FORGERY, n_rounds)
+    scenario = Scenario(Rounds(agreed, n_malicious, Forgery(Candidate("reversed", 5.0), noise=9.0)), (before,))
+    assert measure_progress(get(name), scenario) > 0.5
+
+
+@pytest.mark.parametrize("n_malicious", [3, 4])
+def test_factions_follow_slowly_after_tiny_updates(n_malicious: int) -> None:
+    """Where remembered updates are a hundred times as short, the way is right, and the step as short as those."""
+    tiny, agreed = Forgery(Candidate("reversed", 0.0), noise=0.01), HonestRows(0.8)
+    first = Scenario(Rounds(agreed, n_malicious, tiny))
+    later = Scenario(Rounds(agreed, n_malicious, HONEST_FORGERY), (Rounds(agreed, 10, tiny, 16),))
+    for scenario in (first, later):
+        assert measure_progress(get("factions"), scenario) > 0.004
+
+
+def measure_progress(defense: Defense, scenario: Scenario) -> float:
+    return WorstRound(scenario, 0.0, None, 0).replay(defense)
 
 
 def test_mistakes_are_named() -> None:

@@ -302,3 +302,14 @@ def test_a_single_client_is_accepted() -> None:
     assert judgment.weights.tolist() == [1.0]
     judgment, _ = rule(cohort, state)
     assert judgment.weights.tolist() == [1.0]
+
+
+def test_a_memory_of_an_earlier_version_is_begun_anew() -> None:
+    rows = np.random.default_rng(4).normal(size=(10, 30))
+    filter_, model = SupportedReferences(), np.ones(30)
+    _, memory = filter_(with_model(rows, model), filter_.init())
+    earlier = replace(memory, in_round=None)
+    judgment, after = filter_(with_model(rows, model), earlier)
+    assert judgment.weights.tolist() == filter_(with_model(rows, model), filter_.init())[0].weights.tolist()
+    assert len(after.sketches) == len(after.in_round) == 10
+    filter_(with_model(rows, model), after)

@@ -42,10 +42,11 @@ class TypicalNormMean(Aggregator):
 
     From t on, `taper` times L or the median norm of the round if that is larger, an update counts as L · (t / ‖u‖)⁴: no
     norm is rejected, and no threshold decides between all and nothing. Because the sum is divided by the lengths,
-    updates of zero or nearly zero do not slow the model down. S is the mean of the same remembered norms, clipped to
-    `taper` · L, where longer ones count less likewise: norms are skewed, and with the median as its length the step
-    would be shorter than that of a mean. The mean is clipped to `max_mean_ratio` times the running average of its norm,
-    or to 0.3 L if that is more. Buffers get the same factors.
+    updates of zero do not slow the model down. S is the mean of the same remembered norms, clipped to `taper` · L,
+    where longer ones count less likewise: norms are skewed, and with the median as its length the step would be shorter
+    than that of a mean. Neither L in ℓᵢ nor S is more than `taper` times the median norm of the round, the upper one of
+    two. The mean is clipped to `max_mean_ratio` times the running average of its norm, or to 0.3 L if that is more.
+    Buffers get the same factors.
 
     Args:
         taper: From how many typical norms on an update counts less than a typical one.
@@ -73,12 +74,15 @@ class TypicalNormMean(Aggregator):
         if len(counting) == 0:  # nobody moved the weights; buffers may have moved
             return weighted_sum(cohort.updates, weights / weights.sum()), state
         recent = _remember(memory, norms[norms > 0], weights[norms > 0])
-        limit = _find_typical(*recent)
+        typical = _find_typical(*recent)
         # Where most updates become long at once, none of them is unusual.
-        start = self.taper * max(limit, float(counting.quantile(0.5, interpolation="lower")))
+        start = self.taper * max(typical, float(counting.quantile(0.5, interpolation="lower")))
+        # Where most become short at once, those as long as before would outweigh them.
+        longest = self.taper * float(counting.quantile(0.5, interpolation="higher"))
+        limit = min(typical, longest)
         lengths = norms.clamp_max(limit) * (start / norms.clamp_min(start)).pow(4)
         factors = torch.where(norms > 0, weights * lengths / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
-        step = _find_mean(*recent, self.taper * limit)
+        step = min(_find_mean(*recent, self.taper * typical), longest)
         mean = weighted_sum(cohort.updates, step * factors / (weights * lengths).sum())
         norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
         average = memory.mean or norm

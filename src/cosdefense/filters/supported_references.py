@@ -85,7 +85,7 @@ class SupportedReferences(Filter):
     * The vote of an update depends on its own round first: on its mean cosine with the others, which share votes as
       below, compared with the median of the round. It is multiplied by 1 from one median absolute deviation above on,
       by 0 from one below on, by 0.5 at the median. Where most of a round are honest, those that oppose them hardly
-      count later, and that depends on no other round.
+      count later, whatever earlier rounds were like.
     * A crowded direction counts less for each that sends it: votes are divided by Σ vⱼ max(0, cⱼ)², relative to the
       median, if that is more than 1. Votes fall by 3 % a round. In the round, near-duplicates share votes as in
       `NearDuplicates`, with eᵢⱼ in the place of its square.
@@ -209,12 +209,17 @@ def _find_common_direction(sketches: Float[Tensor, "k s"], votes: Float[Tensor, 
 def _remember(
     memory: ReferenceMemory, similarity: Float[Tensor, "n n"], now: Recent, moved: Bool[Tensor, " n"]
 ) -> ReferenceMemory:
-    """Whole rounds are forgotten, the oldest first, as long as enough updates are left. Zero rows are not kept."""
+    """Whole rounds are forgotten, the oldest first, as long as enough updates are left. Zero rows are not kept.
+
+    Nor is a memory of an earlier version, which lacks a field.
+    """
+    known = memory.in_round is not None
     rounds = torch.full((int(moved.sum()),), memory.n_rounds, dtype=torch.int64, device=moved.device)
     new = (now.sketches[moved].float(), now.with_model[moved], now.votes[moved], rounds)
     past = (memory.sketches, memory.with_model, memory.in_round, memory.rounds)
     sketches, with_model, in_round, rounds = (
-        late if early is None else torch.cat([early.to(late), late]) for early, late in zip(past, new, strict=True)
+        torch.cat([early.to(late), late]) if known and early is not None else late
+        for early, late in zip(past, new, strict=True)
     )
     if len(rounds) > MIN_REMEMBERED:
         kept = rounds >= rounds[-MIN_REMEMBERED]
