@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS
-from cosdefense.core import State, pack, unpack
+from cosdefense.core import State, derive, generator, pack, unpack
 from cosdefense.data import load
 from cosdefense.runs.device import choose_device, reproducible
 from cosdefense.runs.experiment import Experiment
@@ -66,6 +66,21 @@ def test_attacks_keep_the_contract(name: str, tmp_path: Path) -> None:
     if name == "learned-policy":
         options["path"] = save_policy(random_policy(LAYOUT), tmp_path)
     check_attack(ATTACKS[name](**options), device="cuda")
+
+
+def test_what_is_as_long_as_an_update_is_drawn_on_the_gpu_and_repeats() -> None:
+    device = torch.device("cuda")
+    rng = generator(0, "noise", 3, device=device)
+    assert rng.device.type == "cuda"
+    assert rng.initial_seed() == derive(0, "noise", 3)
+    drawn = [
+        torch.randn(10**6, generator=generator(0, "noise", client, device=device), device=device)
+        for client in (3, 3, 4)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert abs(float(drawn[0].mean())) < 0.005  # five standard errors
+    assert abs(float(drawn[0].std()) - 1) < 0.005
 
 
 def cell(defense: str, local_steps: int = 1) -> Experiment:
