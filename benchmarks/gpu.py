@@ -1,8 +1,9 @@
 """The simulator on a GPU: the paper's runs, and a round beside a plain loop, one batched computation and the limit.
 
-python benchmarks/gpu.py [mnist] [cifar-10] [grid] [--json FILE] [--markdown]    default: all; needs the datasets
+python benchmarks/gpu.py [mnist] [cifar-10] [phases] [grid] [--rounds N] [--json FILE] [--markdown]    default: all
 
-The grid needs NVIDIA's MPS (`nvidia-cuda-mps-control`): without it the processes take turns on the GPU.
+It needs the datasets. The grid needs NVIDIA's MPS (`nvidia-cuda-mps-control`): without it the processes take turns on
+the GPU. One process alone is measured beside it, and where the milliseconds of its rounds go: `phases` is that alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -42,7 +43,9 @@ from cosdefense.training.executor import train_batched, train_clients
 
 GOALS = {"mnist": 6.0, "cifar-10": 45.0}  # seconds for the paper's 1000 rounds
 PRECISIONS = {"TF32": ("training.tf32=true",), "bfloat16": ("training.bfloat16=true",)}
-GRID = "grid"
+PHASES, GRID = "phases", "grid"
+GRID_ROUNDS = 200  # of every run: less than two minutes in all. The arena's have 300
+ALONE = 5  # runs of one process
 GRID_GOAL = 500  # rounds a second
 GRID_ATTACKS = ("none", "inner product ε = 5", "ALIE", "label flip")
 RUN = ("attacks=[{label='inner product', name='inner-product'}]", "defenses=[{name='cosdefense'}]", "seeds=[0]")
@@ -166,13 +169,24 @@ def whole_runs(name: str, dataset: Dataset, device: torch.device) -> tuple[Table
 
 
 class RoundTimes(Observer):
-    """Notes when each round of any run was recorded."""
+    """Notes when each round of any run was recorded, and where the time between two rounds of a run went."""
 
     def __init__(self) -> None:
+        self.start = time.perf_counter()
         self.times: list[float] = []
+        self.phases = Counter[str]()  # seconds of rounds that follow another one of the same run,
+        self.n_phases = 0  # and their number
+        self._last: dict[Path, float] = {}
 
     def round_recorded(self, job: Job, record: RoundRecord) -> None:
-        self.times.append(time.perf_counter())
+        now = time.perf_counter()
+        self.times.append(now)
+        if job.folder in self._last:
+            known = dict(record.seconds)
+            rest = now - self._last[job.folder] - sum(known.values())
+            self.phases.update({**known, "record and rest": rest})
+            self.n_phases += 1
+        self._last[job.folder] = now
 
     def rate(self) -> float:
         """Rounds per second from the first tenth of all rounds to the last: without start and end."""
@@ -180,27 +194,49 @@ class RoundTimes(Observer):
         return (last - first) / (self.times[last] - self.times[first])
 
 
-def many_runs(name: str) -> tuple[Table, dict[str, Any]]:
+def read_grid(name: str, rounds: int) -> list[Experiment]:
+    """One run of every defense of the arena under each of some attacks."""
+    grid = load(experiments_folder("arena") / f"{name}.toml", ["seeds=[0]", f"training.rounds={rounds}"])
+    return [cell for cell in grid.cells() if cell.attacks[0].label in GRID_ATTACKS]
+
+
+def make_all(cells: Sequence[Experiment], processes: int | None) -> tuple[RoundTimes, float]:
+    """What was observed, and all seconds."""
+    observer = RoundTimes()
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [Job(cell, cell.folder(Path(folder)), "") for cell in cells]
+        run_all(jobs, Execution("cuda", processes=processes), observer)
+    return observer, time.perf_counter() - observer.start
+
+
+def many_runs(name: str, rounds: int, *, alone: bool = False) -> tuple[list[Table], dict[str, Any]]:
     """Rounds per second of a grid of all defenses of the arena, by one process and by as many as fit."""
-    grid = load(experiments_folder("arena") / f"{name}.toml", ["seeds=[0]"])
-    cells = [cell for cell in grid.cells() if cell.attacks[0].label in GRID_ATTACKS]
-    rows, results = [], dict[str, Any]()
-    for label, processes, chosen in (("1", 1, cells[:: len(GRID_ATTACKS)][:5]), ("--jobs auto", None, cells)):
-        observer, start = RoundTimes(), time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            jobs = [Job(cell, cell.folder(Path(folder)), "") for cell in chosen]
-            run_all(jobs, Execution("cuda", processes=processes), observer)
-        seconds, n = time.perf_counter() - start, len(observer.times)
-        results[label] = {"seconds": seconds, "rounds": n, "rate": observer.rate()}
-        rows.append((label, str(len(chosen)), str(n), f"{seconds:.0f}", f"{n / seconds:.0f}", f"{observer.rate():.0f}"))
+    cells = read_grid(name, rounds)
+    by_attack = [[cell for cell in cells if cell.attacks[0].label == label] for label in GRID_ATTACKS]
+    few = [(own := by_attack[i % len(by_attack)])[i * len(own) // ALONE] for i in range(ALONE)]
+    cases = [("1", 1, few), *([] if alone else [("--jobs auto", None, cells)])]
+    rows, spent, results = [], [], dict[str, Any]()
+    for label, processes, chosen in cases:
+        observer, seconds = make_all(chosen, processes)
+        n, first, rate = len(observer.times), observer.times[0] - observer.start, observer.rate()
+        milliseconds = {phase: 1e3 * took / observer.n_phases for phase, took in observer.phases.items()}
+        results[label] = {"seconds": seconds, "first": first, "rounds": n, "rate": rate, "phases": milliseconds}
+        rows.append(
+            (label, str(len(chosen)), str(n), f"{seconds:.0f}", f"{first:.1f}", f"{n / seconds:.0f}", f"{rate:.0f}")
+        )
+        spent += [(label, phase, f"{took:.2f}") for phase, took in milliseconds.items()]
     title = f"{name}: runs of the arena's defenses under {len(GRID_ATTACKS)} attacks; goal: {GRID_GOAL} rounds a second"
-    heading = ("processes", "runs", "rounds", "seconds", "rounds a second", "without start and end")
-    return Table(title, heading, rows), results
+    heading = ("processes", "runs", "rounds", "seconds", "until the first round", "rounds a second")
+    where = Table(f"{name}: where a round's milliseconds go", ("processes", "phase", "ms"), spent)
+    return [Table(title, (*heading, "without start and end"), rows), where], results
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("what", nargs="*", default=[*GOALS, GRID], choices=[*GOALS, GRID])
+    parser.add_argument("what", nargs="*", default=[*GOALS, GRID], choices=[*GOALS, PHASES, GRID])
+    parser.add_argument(
+        "--rounds", type=int, default=GRID_ROUNDS, help=f"of every run of the grid, at least 10; default: {GRID_ROUNDS}"
+    )
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: this needs a CUDA GPU, and torch finds none here")
@@ -212,9 +248,11 @@ def main() -> None:
             table, results[f"{name} {what}"] = measure(name, dataset, device)
             tables.append(table)
             print(table.text(), flush=True)
-    if GRID in given.what:
-        table, results["mnist grid"] = many_runs("mnist")
-        tables.append(table)
+    if given.rounds < 10:
+        parser.error(f"--rounds must be at least 10, got {given.rounds}")
+    if GRID in given.what or PHASES in given.what:
+        found, results["mnist grid"] = many_runs("mnist", given.rounds, alone=GRID not in given.what)
+        tables += found
     report(given, machine("cosdefense"), tables, results)
 
 

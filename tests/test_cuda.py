@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cosdefense.catalog.registry import AGGREGATORS, ATTACKS, FILTERS
-from cosdefense.core import State, pack, unpack
+from cosdefense.core import State, derive, generator, pack, unpack
 from cosdefense.data import load
 from cosdefense.runs.device import choose_device, reproducible
 from cosdefense.runs.experiment import Experiment
@@ -22,6 +23,7 @@ from cosdefense.runs.experiment_file import from_table
 from cosdefense.runs.experiment_file import load as load_experiment
 from cosdefense.runs.prepare import build_world
 from cosdefense.simulation.loop import Round, Snapshot, simulate
+from cosdefense.simulation.profiling import Profiler
 from cosdefense.simulation.world import World
 from cosdefense.testing.contract import LAYOUT, check_aggregator, check_attack, check_filter
 from cosdefense.training.executor import to_channels_last, train_batched, train_clients
@@ -66,6 +68,37 @@ def test_attacks_keep_the_contract(name: str, tmp_path: Path) -> None:
     if name == "learned-policy":
         options["path"] = save_policy(random_policy(LAYOUT), tmp_path)
     check_attack(ATTACKS[name](**options), device="cuda")
+
+
+def test_what_is_as_long_as_an_update_is_drawn_on_the_gpu_and_repeats() -> None:
+    device = torch.device("cuda")
+    rng = generator(0, "noise", 3, device=device)
+    assert rng.device.type == "cuda"
+    assert rng.initial_seed() == derive(0, "noise", 3)
+    drawn = [
+        torch.randn(10**6, generator=generator(0, "noise", client, device=device), device=device)
+        for client in (3, 3, 4)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert abs(float(drawn[0].mean())) < 0.005  # five standard errors
+    assert abs(float(drawn[0].std()) - 1) < 0.005
+
+
+def test_phases_are_timed_by_the_gpu_and_do_not_wait_for_it() -> None:
+    profiler, matrix = Profiler(torch.device("cuda")), torch.ones(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with profiler.measure("busy"):
+        for _ in range(100):
+            torch.mm(matrix, matrix)
+    with profiler.measure("idle"):
+        pass
+    seconds = profiler.seconds
+    elapsed = time.perf_counter() - start
+    assert 0.005 < seconds["busy"] <= 1.01 * elapsed
+    assert seconds["idle"] < 0.1 * seconds["busy"]
+    assert profiler.peak_memory["idle"] == torch.cuda.max_memory_allocated()
 
 
 def cell(defense: str, local_steps: int = 1) -> Experiment:

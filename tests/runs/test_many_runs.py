@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -26,8 +27,8 @@ from cosdefense.runs.checkpoint import read_checkpoint
 from cosdefense.runs.device import n_cores
 from cosdefense.runs.execution import Execution
 from cosdefense.runs.experiment_file import load
-from cosdefense.runs.many_runs import run_all
-from cosdefense.runs.observer import Job
+from cosdefense.runs.many_runs import make_runs, run_all
+from cosdefense.runs.observer import Job, Observer
 from cosdefense.runs.records import complete_lines
 from cosdefense.runs.run_folder import is_finished
 from held_runs import HELD, held
@@ -150,6 +151,37 @@ def test_one_attack_with_two_schedules_is_two_runs(tmp_path: Path) -> None:
     jobs = [Job(cell, cell.folder(tmp_path), "") for cell in (early, late)]
     run_all(jobs, Execution("cpu"))
     assert all(is_finished(job.folder) for job in jobs)
+
+
+def test_processes_begin_no_run_before_all_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start while it is checked, and end with it where a mistake is found."""
+    (tmp_path / "tiny.toml").write_text("seeds = [0, 1]" + TINY)
+    jobs = [Job(cell, cell.folder(tmp_path), "") for cell in load(tmp_path / "tiny.toml").cells()]
+    started: list[int] = []
+
+    def find_mistake(*_: object) -> None:
+        started.append(len(multiprocessing.active_children()))
+        time.sleep(8)  # longer than they take to start
+        raise ConfigError("a mistake")
+
+    monkeypatch.setattr(many_runs, "dry_run", find_mistake)
+    with pytest.raises(ConfigError, match="a mistake"):
+        run_all(jobs, Execution("cpu", processes=2))
+    assert started == [2]
+    assert not multiprocessing.active_children()
+    assert not any(job.folder.exists() for job in jobs)
+
+
+def test_what_others_have_finished_is_not_looked_at(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_runs, "run", lambda *_, **__: pytest.fail("it was looked at"))
+    make_runs(
+        finished(alone),
+        lambda _: pytest.fail("it was loaded"),
+        torch.device("cpu"),
+        {},
+        Observer(),
+        is_done=lambda job: True,
+    )
 
 
 def test_no_more_processes_than_runs(folder: Path) -> None:

@@ -27,7 +27,8 @@ class CRFL(Aggregator):
 
     The model is clipped, not the update: t counts the rounds from 0. Other implementations clip the update, which is a
     different rule. The norm is that of the trainable part, and buffers get no noise. No client is rejected: within the
-    ball an attack passes at full strength. A model that needs a larger norm is shrunk in every round.
+    ball an attack passes at full strength. A model that needs a larger norm is shrunk in every round. A CPU and a GPU
+    draw different noise from the same seed.
 
     Args:
         start: The largest norm of the model in the first round.
@@ -57,7 +58,8 @@ class CRFL(Aggregator):
         params, step = cohort.params[:n_trainable].to(dtype), update[:n_trainable].to(dtype)
         limit = min(self.growth * state + self.start, self.max_norm)
         factor = min(1.0, limit / max(float(row_norms(step[None], -params)), 1e-300))
-        noise = torch.randn(n_trainable, generator=generator(cohort.seed, "crfl"), dtype=dtype).to(update.device)
+        rng = generator(cohort.seed, "crfl", device=update.device)
+        noise = torch.randn(n_trainable, generator=rng, dtype=dtype, device=update.device)
         # (w + ū) · factor − w, without the rounding of w + ū where nothing is clipped
         moved = step * factor + params * (factor - 1) + self.std * noise
         largest = torch.finfo(update.dtype).max

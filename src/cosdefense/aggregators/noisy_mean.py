@@ -25,7 +25,7 @@ class NoisyMean(Aggregator):
     """mean(u) + N(0, std²), where the noise is drawn once for the aggregate.
 
     Use it after Clip; otherwise the update of one client can be much larger than the noise. Buffers get no noise:
-    they would no longer describe the data.
+    they would no longer describe the data. A CPU and a GPU draw different noise from the same seed.
 
     Args:
         std: The standard deviation of the noise in every coordinate. The default is a value that public code uses;
@@ -49,8 +49,9 @@ class NoisyMean(Aggregator):
         if self.relative:
             std *= float(row_norms(cohort.trainable()).max())
         n_trainable, dtype = cohort.layout.n_trainable, compute_dtype(mean.dtype)
-        noise = torch.randn(n_trainable, generator=generator(cohort.seed, "noisy mean"), dtype=dtype)
-        noisy = mean[:n_trainable].to(dtype) + std * noise.to(mean.device)
+        rng = generator(cohort.seed, "noisy mean", device=mean.device)
+        noise = torch.randn(n_trainable, generator=rng, dtype=dtype, device=mean.device)
+        noisy = mean[:n_trainable].to(dtype) + std * noise
         largest = torch.finfo(mean.dtype).max  # half precision cannot hold noise in units of a huge norm
         mean[:n_trainable] = noisy.clamp(-largest, largest).to(mean.dtype)
         return mean, state

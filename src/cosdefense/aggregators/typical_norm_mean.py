@@ -69,7 +69,8 @@ class TypicalNormMean(Aggregator):
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Float[Tensor, " d"], State]:
         memory: RecentNorms = state
-        norms, weights = row_norms(cohort.trainable()).double(), cohort.weights.double()
+        # A few hundred numbers: a GPU would be waited for at each of the steps.
+        norms, weights = row_norms(cohort.trainable()).double().cpu(), cohort.weights.double().cpu()
         counting = norms[(weights > 0) & (norms > 0)]
         if len(counting) == 0:  # nobody moved the weights; buffers may have moved
             return weighted_sum(cohort.updates, weights / weights.sum()), state

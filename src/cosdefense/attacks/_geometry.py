@@ -30,13 +30,13 @@ def normalize_rows(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
 def draw_unit_vectors(cohort: Cohort, malicious: Bool[Tensor, " n"], purpose: str) -> Float[Tensor, "m t"]:
     """Draw a random unit vector for every malicious client, over the trainable coordinates, in float64.
 
-    One random stream per client: its vector does not depend on the order of rows. Streams are drawn on the CPU, and in
-    float32, which torch draws four times as fast as float64. They are normalized in float64 on the updates' device.
-    Devices sum in different orders, so two of them differ by some 1e-16 of the norm: after rounding to float32 nearly
-    every coordinate has the same bits.
+    One random stream per client: its vector does not depend on the order of rows. Streams are drawn on the updates'
+    device, so that a CPU and a GPU draw different vectors; and in float32, which a CPU draws four times as fast as
+    float64. They are normalized in float64.
     """
-    clients, size = cohort.clients[malicious].tolist(), cohort.layout.n_trainable
-    vectors = torch.empty(len(clients), size, dtype=torch.float64, device=cohort.updates.device)
+    clients, size, device = cohort.clients[malicious].tolist(), cohort.layout.n_trainable, cohort.updates.device
+    vectors = torch.empty(len(clients), size, dtype=torch.float64, device=device)
     for row, client in enumerate(clients):
-        vectors[row] = torch.randn(size, generator=generator(cohort.seed, purpose, client))
+        rng = generator(cohort.seed, purpose, client, device=device)
+        vectors[row] = torch.randn(size, generator=rng, dtype=torch.float32, device=device)
     return vectors.div_(row_norms(vectors)[:, None])

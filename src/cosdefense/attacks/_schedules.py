@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import Cohort, Defense, State
 from ._forgeries import Forgery, ForgeryBuilder
 from ._knowledge import known_rows
-from ._trial_round import compute_damage
+from ._trial_round import HonestProgress
 
 Schedule = tuple[Forgery, ...]  # one forgery per round
 
@@ -49,7 +49,8 @@ class ImaginedRounds:
     ) -> None:
         self._cohort, self._malicious, self._defense, self._curvature = cohort, malicious, defense, curvature
         self._known = known_rows(malicious, "full")
-        self._mean = cohort.updates[self._known].mean(dim=0)
+        self._progress = HonestProgress(cohort.updates[self._known].mean(dim=0)[: cohort.layout.n_trainable])
+        self._places = malicious.nonzero().flatten()
         self._nodes: dict[Schedule, Node] = {(): Node(memory, torch.zeros_like(cohort.params))}
         self._builder: tuple[Schedule, ForgeryBuilder] | None = None  # of the last round
         self.n_rounds = 0  # that were run
@@ -58,7 +59,7 @@ class ImaginedRounds:
         """The damage is how much the model falls short of one honest mean per round, along that mean."""
         t = self._cohort.layout.n_trainable
         displacement = self._reach(schedule).displacement
-        return ScheduleTrial(schedule, compute_damage(displacement[:t], self._mean[:t], len(schedule)))
+        return ScheduleTrial(schedule, self._progress.compute_damage(displacement[:t], len(schedule)))
 
     def build_rows(self, forgery: Forgery) -> Float[Tensor, "m d"]:
         """What the malicious clients send in the first round."""
@@ -76,7 +77,7 @@ class ImaginedRounds:
                 updates = cohort.updates - self._curvature * before.displacement
                 cohort = replace(cohort, updates=updates, params=cohort.params + before.displacement)
             updates = cohort.updates.clone()
-            updates[self._malicious] = self._get_builder(schedule[:-1], cohort).build(schedule[-1])
+            updates[self._places] = self._get_builder(schedule[:-1], cohort).build(schedule[-1])
             _, verdict, memory = self._defense.run_round(replace(cohort, updates=updates), before.memory)
             self.n_rounds += 1
             self._nodes[schedule] = Node(memory, before.displacement + verdict.update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,22 +41,37 @@ class TrialRound:
     mean: Float[Tensor, " d"]  # of the honest updates, or its estimate
     builder: CandidateBuilder
 
+    @cached_property
+    def places(self) -> Int[Tensor, " m"]:
+        """Of the malicious clients: found once, because that waits for a GPU."""
+        return self.malicious.nonzero().flatten()
+
+    @cached_property
+    def progress(self) -> HonestProgress:
+        return HonestProgress(self.mean[: self.cohort.layout.n_trainable])
+
     def run(self, candidate: Candidate) -> TrialResult:
         rows = self.builder.build(candidate)
         updates = self.cohort.updates.clone()
-        updates[self.malicious] = rows
+        updates[self.places] = rows
         _, verdict, memory = self.defense.run_round(replace(self.cohort, updates=updates), self.memory)
         t = self.cohort.layout.n_trainable
-        return TrialResult(candidate, rows, compute_damage(verdict.update[:t], self.mean[:t]), memory)
+        return TrialResult(candidate, rows, self.progress.compute_damage(verdict.update[:t]), memory)
 
 
-def compute_damage(update: Float[Tensor, " t"], mean: Float[Tensor, " t"], n_rounds: int = 1) -> float:
-    """n_rounds − ⟨update, mean⟩ / ‖mean‖²: how much the updates of some rounds fall short of the honest mean."""
-    norm = float(row_norms(mean[None]))
-    if norm == 0:
-        return 0.0
-    damage = n_rounds - float(update.double() / norm @ (mean.double() / norm))
-    return damage if math.isfinite(damage) else -math.inf
+class HonestProgress:
+    """An honest mean that all trials of a round are compared with."""
+
+    def __init__(self, mean: Float[Tensor, " t"]) -> None:
+        self._norm = float(row_norms(mean[None]))
+        self._direction = mean.double() / self._norm
+
+    def compute_damage(self, update: Float[Tensor, " t"], n_rounds: int = 1) -> float:
+        """n_rounds − ⟨update, mean⟩ / ‖mean‖²: how much the updates of some rounds fall short of the honest mean."""
+        if self._norm == 0:
+            return 0.0
+        damage = n_rounds - float(update.double() / self._norm @ self._direction)
+        return damage if math.isfinite(damage) else -math.inf
 
 
 def sort_by_client(cohort: Cohort) -> tuple[Cohort, Int[Tensor, " n"]]:

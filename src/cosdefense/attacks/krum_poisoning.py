@@ -105,11 +105,15 @@ class KrumPoisoning(Attack):
         return math.sqrt(nearest / (max(1, n - 2 * f - 1) * size)) + longest
 
     def _draw_offsets(self, cohort: Cohort, malicious: Bool[Tensor, " n"]) -> Float[Tensor, "f d"]:
-        """Draw a vector of random direction and of random norm up to `spread` for every malicious client."""
+        """Draw a vector of random direction and of random norm up to `spread` for every malicious client.
+
+        They are drawn on the updates' device: a CPU and a GPU draw different numbers.
+        """
         size, device = cohort.updates.shape[1], cohort.updates.device
         rows = cohort.updates.new_zeros(int(malicious.sum()), size)
         for i, client in enumerate(cohort.clients[malicious].tolist() if self.spread else ()):
-            rng = generator(cohort.seed, "krum poisoning", client)
-            noise = torch.randn(size, generator=rng, dtype=rows.dtype)
-            rows[i] = (self.spread * torch.rand(1, generator=rng, dtype=rows.dtype) * noise / noise.norm()).to(device)
+            rng = generator(cohort.seed, "krum poisoning", client, device=device)
+            noise = torch.randn(size, generator=rng, dtype=rows.dtype, device=device)
+            length = self.spread * torch.rand(1, generator=rng, dtype=rows.dtype, device=device)
+            rows[i] = length * noise / noise.norm()
         return rows

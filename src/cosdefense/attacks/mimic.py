@@ -74,8 +74,7 @@ def _observe_round(known: Cohort, before: MimicState) -> MimicState:
     rows, t = known.trainable().double(), before.rounds
     first = t == 0
     mean = rows.mean(dim=0) if first else (t * before.mean + rows.mean(dim=0)) / (t + 1)
-    start = torch.randn(rows.shape[1], generator=generator(known.seed, "mimic"), dtype=torch.float64).to(rows.device)
-    direction = normalize(start) if first else before.direction
+    direction = normalize(_draw_start(known.seed, rows)) if first else before.direction
     offsets = rows - mean
     step = normalize(offsets.T @ (offsets @ direction))
     if bool(step.any()):  # else all clients sent the same
@@ -85,6 +84,12 @@ def _observe_round(known: Cohort, before: MimicState) -> MimicState:
     sums = before.projections.lookup(known.clients, default=zeros)
     sums = sums + torch.stack([projections, torch.ones_like(projections)], dim=1)
     return MimicState(t + 1, mean, direction, before.projections.with_rows(known.clients, sums))
+
+
+def _draw_start(seed: int, rows: Float[Tensor, "m t"]) -> Float[Tensor, " t"]:
+    """Where the power iteration starts. A CPU and a GPU draw different numbers."""
+    rng = generator(seed, "mimic", device=rows.device)
+    return torch.randn(rows.shape[1], generator=rng, dtype=torch.float64, device=rows.device)
 
 
 def _select_client(clients: Int[Tensor, " m"], projections: ClientTable) -> int:

@@ -68,11 +68,15 @@ class MPAF(Attack):
 
 
 def _draw_model(cohort: Cohort) -> Float[Tensor, " d"]:
-    """A random model whose tensors have the mean and the standard deviation of the global model's."""
-    model, rng = cohort.params.clone(), generator(cohort.seed, "mpaf")
+    """A random model whose tensors have the mean and the standard deviation of the global model's.
+
+    It is drawn on the device of the model: a CPU and a GPU draw different numbers.
+    """
+    model, device = cohort.params.clone(), cohort.params.device
+    rng = generator(cohort.seed, "mpaf", device=device)
     for name in cohort.layout.trainable:
         where = cohort.layout.slices[name]
         values = cohort.params[where].double()
-        drawn = torch.randn(len(values), generator=rng, dtype=torch.float64).to(values.device)
+        drawn = torch.randn(len(values), generator=rng, dtype=torch.float64, device=device)
         model[where] = (values.mean() + values.std(correction=0) * drawn).to(model.dtype)
     return model

@@ -20,6 +20,8 @@ from .attack import Attack
 class Noise(Attack):
     """Every malicious client sends independent noise from N(0, scale²) in every coordinate.
 
+    It is drawn on the updates' device: a CPU and a GPU draw different numbers.
+
     Args:
         scale: The standard deviation.
         additive: Add the noise to the client's own update instead of replacing the update.
@@ -29,10 +31,11 @@ class Noise(Attack):
     additive: bool = False
 
     def forge(self, cohort: Cohort, malicious: Bool[Tensor, " n"], state: State) -> tuple[Float[Tensor, "n d"], State]:
-        # One random stream per client: its noise depends neither on the device nor on the order of rows.
-        forged = cohort.updates.clone()
+        # One random stream per client: its noise does not depend on the order of rows.
+        forged, device = cohort.updates.clone(), cohort.updates.device
+        clients = cohort.clients.tolist()
         for row in malicious.nonzero().flatten().tolist():
-            rng = generator(cohort.seed, "noise", int(cohort.clients[row]))
-            noise = torch.randn(forged.shape[1], generator=rng, dtype=forged.dtype)
-            forged[row] = self.scale * noise.to(forged.device) + (forged[row] if self.additive else 0)
+            rng = generator(cohort.seed, "noise", clients[row], device=device)
+            noise = torch.randn(forged.shape[1], generator=rng, dtype=forged.dtype, device=device)
+            forged[row] = self.scale * noise + (forged[row] if self.additive else 0)
         return forged, state

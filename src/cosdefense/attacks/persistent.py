@@ -105,11 +105,12 @@ class Persistent(DefenseSearch):
         axis = normalize(known.direction[:t])
         sent = torch.zeros_like(axis) if known.sent is None else known.sent[:t]
         best: tuple[float, Tensor, State] | None = None
+        places = malicious.nonzero().flatten()
         for trainable, _ in zip(_list_rows(cohort, malicious, axis, sent), range(self.trials), strict=False):
             rows = mean.to(cohort.updates.dtype).expand(len(trainable), -1).clone()  # buffers are honest
             rows[:, :t] = trainable.to(rows.dtype)
             updates = cohort.updates.clone()
-            updates[malicious] = rows
+            updates[places] = rows
             _, verdict, after = defense.run_round(replace(cohort, updates=updates), memory)
             damage = float((mean[:t] - verdict.update[:t].double()) @ axis)  # the honest mean may oppose the direction
             damage = damage if math.isfinite(damage) else -math.inf

@@ -73,7 +73,7 @@ class PoisonedFL(Attack):
         if state.rounds == 0:
             zeros = torch.zeros_like(params)
             return forged, PoisonedFLState(1, cohort.seed, state.scale, params, params, zeros)
-        signs = draw_signs(state.seed, len(params)).to(params.device)
+        signs = draw_signs(state.seed, len(params), params.device)
         if state.rounds % self.window == 0:
             state = _look_at_effect(params, signs, state)
         sent = _direct(params - state.params, state.sent, signs, state.scale)
@@ -82,9 +82,10 @@ class PoisonedFL(Attack):
         return forged, replace(state, rounds=state.rounds + 1, params=params, sent=sent)
 
 
-def draw_signs(seed: int, size: int) -> Float[Tensor, " t"]:
-    """One random sign per coordinate."""
-    return 2.0 * torch.randint(0, 2, (size,), generator=generator(seed, "poisonedfl")).double() - 1
+def draw_signs(seed: int, size: int, device: torch.device = torch.device("cpu")) -> Float[Tensor, " t"]:
+    """One random sign per coordinate. A CPU and a GPU draw different signs."""
+    rng = generator(seed, "poisonedfl", device=device)
+    return 2.0 * torch.randint(0, 2, (size,), generator=rng, device=device).double() - 1
 
 
 def _direct(

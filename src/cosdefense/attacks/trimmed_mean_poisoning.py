@@ -32,7 +32,7 @@ class TrimmedMeanPoisoning(Attack):
     full knowledge it is drawn between that extreme and the extreme times (or divided by) `factor`. With partial
     knowledge it is drawn 3 to 4 standard deviations from the mean of the malicious clients' own updates, so that a
     single malicious client has no effect. That range was confirmed in public code, not in the paper's text.
-    Only the values with full knowledge depend on `of`.
+    Only the values with full knowledge depend on `of`. A CPU and a GPU draw different values.
 
     Args:
         knowledge: "full": the honest updates are known. "partial": the malicious clients' own updates are used
@@ -59,9 +59,10 @@ class TrimmedMeanPoisoning(Attack):
         near, far = _bounds_from_deviation(known)
         if self.knowledge == "full":
             near, far = self._bounds_from_extremes(known, cohort.params)
+        clients = cohort.clients.tolist()
         for row in malicious.nonzero().flatten().tolist():
-            rng = generator(cohort.seed, "trimmed mean poisoning", int(cohort.clients[row]))
-            fractions = torch.rand(len(near), generator=rng, dtype=near.dtype).to(near.device)
+            rng = generator(cohort.seed, "trimmed mean poisoning", clients[row], device=near.device)
+            fractions = torch.rand(len(near), generator=rng, dtype=near.dtype, device=near.device)
             forged[row] = near + fractions * (far - near)
         return forged, state
 

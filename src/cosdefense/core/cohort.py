@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..ops import compute_dtype
+from ..ops import compute_dtype, upload
 from .layout import Layout
 from .trusted_data import MissingTrustedData, TrustedData
 
@@ -76,7 +76,7 @@ class Cohort:
             raise ValueError(f"clients must be distinct whole numbers, got {clients.tolist()}")
         weights = torch.ones(len(updates)) if weights is None else weights
         weights = _check_weights(weights, updates)
-        return cls(updates, params, layout, clients.to(updates.device), weights, seed, trusted_data)
+        return cls(updates, params, layout, upload(clients, updates.device), weights, seed, trusted_data)
 
     def __len__(self) -> int:
         return len(self.updates)
@@ -106,9 +106,11 @@ class Cohort:
 
     def only(self, rows: Bool[Tensor, " n"]) -> Cohort:
         """The cohort without the rows that are False."""
-        if bool(rows.all()):
+        kept = rows.nonzero().flatten()  # once: indexing by truth values waits for a GPU each time
+        if len(kept) == len(rows):
             return self  # the common case, without a copy of everything
-        return replace(self, updates=self.updates[rows], clients=self.clients[rows], weights=self.weights[rows])
+        kept = upload(kept, self.updates.device)
+        return replace(self, updates=self.updates[kept], clients=self.clients[kept], weights=self.weights[kept])
 
 
 def _check_weights(weights: Tensor, updates: Tensor) -> Float[Tensor, " n"]:
@@ -119,4 +121,4 @@ def _check_weights(weights: Tensor, updates: Tensor) -> Float[Tensor, " n"]:
         raise ValueError(f"weights must be finite and at least 0, got {weights.tolist()}")
     if len(weights) > 0 and not bool((weights > 0).any()):
         raise ValueError("weights must not all be 0")
-    return weights.to(updates.device)  # after the checks: those would wait for a GPU
+    return upload(weights, updates.device)  # after the checks: those would wait for a GPU

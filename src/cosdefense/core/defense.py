@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..ops import finite_rows
+from ..ops import finite_rows, surely_count
 from .bare_updates import Array, from_row, to_rows
 from .cohort import Cohort, TooFewClients
 from .global_model import GlobalModel, StateDict
@@ -123,12 +123,13 @@ class Defense:
     def judge(self, cohort: Cohort, state: State) -> tuple[Judged, State]:
         """Run the filters. Rows that are not finite are rejected before any filter runs."""
         received, evidence, points = cohort, dict[str, Tensor](), dict[str, Tensor]()
-        cohort, rows = _drop_rejected(_reweight(cohort, finite_rows(cohort.updates)), torch.arange(len(cohort)))
+        cohort, rows = _drop_not_finite(cohort)
         finite, buffers = cohort.updates, cohort.buffers() if self.combines_buffers else None
         *memories, last = state
         rewritten, similarities, similar_rows = False, None, None
         for i, part in enumerate(self.filters):
-            cohort, rows = _drop_rejected(cohort, rows)
+            if i > 0:
+                cohort, rows = _drop(cohort, rows, _find_remaining(cohort))
             if len(cohort) == 0:
                 break
             if isinstance(part, SimilarityFilter):
@@ -145,10 +146,11 @@ class Defense:
                 cohort, rewritten = replace(cohort, updates=judgment.updates), True
             cohort = _reweight(cohort, judgment.weights)
         skipped = None
-        if not bool((cohort.weights != 0).any()):
+        kept = _find_remaining(cohort)
+        if not bool(kept.any()):
             skipped = "every client was rejected" if evidence else "no client sent finite numbers"
         elif not self.aggregator.skips_rejected or cohort.updates is not finite:  # rewritten rows may hold anything
-            cohort, rows = _drop_rejected(cohort, rows)
+            cohort, rows = _drop(cohort, rows, kept)
         judged = Judged(received, cohort, rows, evidence, points, skipped, rewritten=rewritten, buffers=buffers)
         return judged, (*memories, last)
 
@@ -269,9 +271,22 @@ def _reweight(cohort: Cohort, weights: Float[Tensor, " n"] | Bool[Tensor, " n"])
     return replace(cohort, weights=cohort.weights * weights.to(cohort.weights.dtype))
 
 
-def _drop_rejected(cohort: Cohort, rows: Int[Tensor, " n"]) -> tuple[Cohort, Int[Tensor, " kept"]]:
+def _drop_not_finite(cohort: Cohort) -> tuple[Cohort, Int[Tensor, " kept"]]:
+    """Remove rows that are not finite or have no weight. A round without any, as most are, waits for a GPU once."""
+    rows = torch.arange(len(cohort))
+    if surely_count(cohort.updates, cohort.weights):
+        return cohort, rows
+    cohort = _reweight(cohort, finite_rows(cohort.updates))
+    return _drop(cohort, rows, _find_remaining(cohort))
+
+
+def _find_remaining(cohort: Cohort) -> Bool[Tensor, " n"]:
+    """Which rows were not rejected, in the memory of the CPU: a single wait for a GPU."""
+    return (cohort.weights != 0).cpu()
+
+
+def _drop(cohort: Cohort, rows: Int[Tensor, " n"], kept: Bool[Tensor, " n"]) -> tuple[Cohort, Int[Tensor, " kept"]]:
     """Rejected rows are removed, never zeroed (a zero row attracts Krum)."""
-    kept = (cohort.weights != 0).cpu()  # a single wait for a GPU
     return (cohort, rows) if bool(kept.all()) else (cohort.only(kept), rows[kept])
 
 

@@ -1,7 +1,12 @@
 """One seed, split by purpose: changing the defense does not change who is sampled.
 
 Every stream is derived from the seed and a purpose (and mostly the round's number), so nothing about
-a generator has to be saved for a run to be resumed. Streams are drawn on the CPU whatever the device.
+a generator has to be saved for a run to be resumed.
+
+Who is sampled, and which batches a client draws, is drawn on the CPU whatever the device. What is as long as an update
+(noise, random directions, chosen coordinates) is drawn where the updates are: a CPU needs 10 ms for the 700,000 numbers
+that a GPU draws in a few microseconds. From the same seed a CPU and a GPU draw different numbers, and so may GPUs of
+different models: each repeats its own.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from contextlib import contextmanager
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def derive(seed: int, *purpose: str | int) -> int:
     """An independent seed for one purpose."""
@@ -19,9 +26,9 @@ def derive(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1  # torch takes 63 bits everywhere
 
 
-def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A fresh random stream for one purpose."""
-    return torch.Generator().manual_seed(derive(seed, *purpose))
+def generator(seed: int, *purpose: str | int, device: torch.device = CPU) -> torch.Generator:
+    """A fresh random stream for one purpose, for numbers that are drawn on this device."""
+    return torch.Generator(device).manual_seed(derive(seed, *purpose))
 
 
 @contextmanager

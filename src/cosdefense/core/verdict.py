@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..ops import median, stays_finite
+from ..ops import median, stays_finite, upload
 from .cohort import Cohort, TooFewClients
 
 
@@ -92,8 +92,10 @@ class Judged:
 
 
 def scatter_rows(values: Float[Tensor, "m *k"], rows: Int[Tensor, " m"], n: int, fill: float) -> Float[Tensor, "n *k"]:
-    """A table of `n` rows with these values in these rows, and `fill` in all others."""
-    return values.new_full((n, *values.shape[1:]), fill).index_copy(0, rows.to(values.device), values)
+    """A table of `n` rows with these values in these rows, which ascend, and `fill` in all others."""
+    if len(rows) == n:
+        return values.clone()
+    return values.new_full((n, *values.shape[1:]), fill).index_copy(0, upload(rows, values.device), values)
 
 
 def _keep_variances_positive(update: Float[Tensor, " d"], cohort: Cohort) -> Float[Tensor, " d"]:

@@ -23,9 +23,10 @@ def cosine_with_members(similarity: Float[Tensor, "n n"], members: Bool[Tensor, 
 
 def relative_to_typical(cosines_: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The cosines in units of a typical positive one."""
-    positive = cosines_[cosines_ > 0]
-    typical = median_of(positive) if len(positive) > 0 else median_of(cosines_.abs())
-    return cosines_ / typical if bool(typical > 0) else cosines_
+    host = cosines_.cpu()  # few numbers: one wait for a GPU instead of several
+    positive = host[host > 0]
+    typical = float(median_of(positive) if len(positive) > 0 else median_of(host.abs()))
+    return cosines_ / typical if typical > 0 else cosines_
 
 
 def soften(agreement: Float[Tensor, " n"], tolerance: float) -> Float[Tensor, " n"]:

@@ -56,9 +56,9 @@ def typical_cosine(similarity: Float[Tensor, "n n"]) -> float | None:
     n = len(similarity)
     if n < 2:
         return None
-    pairs = similarity[~torch.eye(n, dtype=torch.bool, device=similarity.device)]
+    pairs = similarity.cpu()[~torch.eye(n, dtype=torch.bool)]
     # numpy, because torch.quantile refuses more than 16 million values.
-    return max(0.0, float(np.quantile(pairs.cpu().numpy(), QUANTILE)))
+    return max(0.0, float(np.quantile(pairs.numpy(), QUANTILE)))
 
 
 def count_duplicates(similarity: Float[Tensor, "n n"], baseline: float) -> Float[Tensor, " n"]:

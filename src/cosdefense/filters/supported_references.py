@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core import Cohort, Filter, Judgment, State, derive, running_average
-from ..ops import cosines, cosines_with, median_of, row_norms, unit_sketches
+from ..ops import cosines, cosines_with, median_of, unit_sketches, upload
 from .agreement import cosine_with_members, find_majority, relative_to_typical, soften
 from .near_duplicates import excess_cosines, typical_cosine
 
@@ -116,15 +116,17 @@ class SupportedReferences(Filter):
         memory: ReferenceMemory = state
         seed = derive(cohort.seed, "supported references") if memory.seed is None else memory.seed
         rows = cohort.trainable()
-        similarity = cosines(rows)
         sketches = unit_sketches(rows, SKETCH_SIZE, seed)
-        with_model = cosines_with(rows, cohort.params[None, : rows.shape[1]])[:, 0]
+        # All but the sketches is small, and goes to the CPU: a GPU would be waited for at each of the steps.
+        similarity = cosines(rows).cpu()
+        with_model = cosines_with(rows, cohort.params[None, : rows.shape[1]])[:, 0].cpu()
         votes = _share_votes(similarity, memory.baseline)
         now = Recent(sketches.double(), with_model, _agree_in_round(similarity, votes))
         recent, votes = _recall(memory, now, votes)
         agreement, weights = self._judge(similarity, recent, votes)
-        after = _remember(replace(memory, seed=seed), similarity, now, row_norms(rows) > 0)
-        return Judgment((-agreement).to(cohort.weights), weights.to(cohort.weights)), after
+        after = _remember(replace(memory, seed=seed), similarity, now, similarity.diagonal() > 0)
+        scores, weights = (upload(values.to(cohort.weights.dtype), rows.device) for values in (-agreement, weights))
+        return Judgment(scores, weights), after
 
     def _judge(
         self, similarity: Float[Tensor, "n n"], recent: Recent | None, votes: Float[Tensor, " n"]
@@ -184,12 +186,13 @@ def _recall(memory: ReferenceMemory, now: Recent, votes: Float[Tensor, " n"]) ->
         return None, votes
     # In float64, so that the order of the rows does not show.
     past = memory.sketches.to(now.sketches)
-    past_votes = DECAY ** (memory.n_rounds - memory.rounds.to(past.device)).double()
-    crowding = (past @ past.T).clamp(0, 1).square() @ past_votes
+    past_votes = DECAY ** (memory.n_rounds - memory.rounds.cpu()).double()
+    counts = upload(past_votes, past.device)
+    crowding = ((past @ past.T).clamp(0, 1).square() @ counts).cpu()
     typical = median_of(crowding)
-    crowding_now = (now.sketches @ past.T).clamp(0, 1).square() @ past_votes / typical
+    crowding_now = ((now.sketches @ past.T).clamp(0, 1).square() @ counts).cpu() / typical
     votes = torch.minimum(votes, 1 / crowding_now.clamp_min(1))
-    past_votes = past_votes / (crowding / typical).clamp_min(1) * memory.in_round.to(past)
+    past_votes = past_votes / (crowding / typical).clamp_min(1) * memory.in_round.to(past_votes)
     with_model = torch.cat([memory.with_model.to(now.with_model), now.with_model])
     return Recent(
         torch.cat([past, now.sketches]), with_model, torch.cat([past_votes, votes * now.votes.to(votes)])
@@ -198,12 +201,18 @@ def _recall(memory: ReferenceMemory, now: Recent, votes: Float[Tensor, " n"]) ->
 
 def _find_common_direction(sketches: Float[Tensor, "k s"], votes: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """How much every update agrees with the mean of the others that agree with it, in units of a typical agreement."""
-    kept, agreement, own = torch.ones_like(votes), votes, sketches.square().sum(dim=1)
+    kept, agreement, own = torch.ones_like(votes), votes, sketches.square().sum(dim=1).cpu()
     for _ in range(REPEATS):
         counts = votes * kept
-        agreement = relative_to_typical(sketches @ (counts @ sketches) - counts * own)
+        along = (sketches @ (upload(counts, sketches.device) @ sketches)).cpu()
+        agreement = relative_to_typical(along - counts * own)
         kept = (0.5 + agreement).clamp(0, 1)
     return agreement
+
+
+def _pick(sketches: Float[Tensor, "m s"], chosen: Bool[Tensor, " m"]) -> Float[Tensor, "k s"]:
+    """These sketches, without waiting for a GPU."""
+    return sketches[upload(chosen.nonzero().flatten(), sketches.device)]
 
 
 def _remember(
@@ -214,8 +223,8 @@ def _remember(
     Nor is a memory of an earlier version, which lacks a field.
     """
     known = memory.in_round is not None
-    rounds = torch.full((int(moved.sum()),), memory.n_rounds, dtype=torch.int64, device=moved.device)
-    new = (now.sketches[moved].float(), now.with_model[moved], now.votes[moved], rounds)
+    rounds = torch.full((int(moved.sum()),), memory.n_rounds, dtype=torch.int64)
+    new = (_pick(now.sketches, moved).float(), now.with_model[moved], now.votes[moved], rounds)
     past = (memory.sketches, memory.with_model, memory.in_round, memory.rounds)
     sketches, with_model, in_round, rounds = (
         torch.cat([early.to(late), late]) if known and early is not None else late
@@ -223,7 +232,8 @@ def _remember(
     )
     if len(rounds) > MIN_REMEMBERED:
         kept = rounds >= rounds[-MIN_REMEMBERED]
-        sketches, with_model, in_round, rounds = sketches[kept], with_model[kept], in_round[kept], rounds[kept]
+        sketches = _pick(sketches, kept)
+        with_model, in_round, rounds = with_model[kept], in_round[kept], rounds[kept]
     typical = typical_cosine(similarity)
     return ReferenceMemory(
         sketches,

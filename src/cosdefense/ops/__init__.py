@@ -14,7 +14,7 @@ from .coordinatewise import kth_largest, mean_near_median, median, sign_sum, tri
 from .cosines import cosine, cosine_distances, cosines, cosines_with
 from .density_clusters import density_clusters
 from .distances import manhattan_distances, squared_distances
-from .finite import finite_rows, stays_finite
+from .finite import finite_rows, stays_finite, surely_count
 from .frequencies import low_frequencies
 from .groups import count_groups, split_in_two
 from .norms import clip_rows, rescale_rows, row_norms
@@ -22,6 +22,7 @@ from .precision import compute_dtype
 from .rowwise import clipped_mean, geometric_median, mix_rows, weighted_sum
 from .scores import fraction_of, keep_lowest, mean_of, median_of, min_max, round_scores, std_of, z_scores
 from .sketches import unit_sketches
+from .transfers import read_together, upload
 
 __all__ = [
     "clip_rows",
@@ -48,6 +49,7 @@ __all__ = [
     "median_of",
     "min_max",
     "mix_rows",
+    "read_together",
     "rescale_rows",
     "round_scores",
     "row_norms",
@@ -56,8 +58,10 @@ __all__ = [
     "squared_distances",
     "stays_finite",
     "std_of",
+    "surely_count",
     "trimmed_mean",
     "unit_sketches",
+    "upload",
     "weighted_sum",
     "z_scores",
 ]

@@ -11,6 +11,7 @@ from .distances import distances_and_products
 from .inner_products import products_around
 from .norms import row_norms
 from .precision import HALF, compute_dtype
+from .transfers import upload
 
 SMALLEST_WEIGHT = 1e-30  # float32 multiplies larger weights exactly enough; a row of 1e38 may get a smaller one
 NEAR = 100.0  # times the smallest typical squared distance: inner products around such a row lose two digits of 16
@@ -19,13 +20,17 @@ NEAR = 100.0  # times the smallest typical squared distance: inner products arou
 def weighted_sum(
     rows: Float[Tensor, "n k"], weights: Float[Tensor, " n"], dtype: torch.dtype | None = None
 ) -> Float[Tensor, " k"]:
-    """Σ wᵢ rowᵢ, in `dtype` or else the rows' type. Rows of weight 0 do not count."""
-    rows, counting = rows.detach(), weights.nonzero().flatten()
-    dtype = dtype or rows.dtype
+    """Σ wᵢ rowᵢ, in `dtype` or else the rows' type. Rows of weight 0 do not count.
+
+    The weights may be in the memory of the CPU, wherever the rows are.
+    """
+    rows, host = rows.detach(), weights.cpu()  # looked at there: one wait for a GPU instead of several
+    counting, dtype = host.nonzero().flatten(), dtype or rows.dtype
     if len(counting) == 1:  # Krum keeps one row: do not read the others
         only = slice(int(counting[0]), int(counting[0]) + 1)
-        rows, weights = rows[only], weights[only]
-    tiny = rows.dtype != torch.float64 and bool(((weights != 0) & (weights.abs() < SMALLEST_WEIGHT)).any())
+        rows, weights, host = rows[only], weights[only], host[only]
+    tiny = rows.dtype != torch.float64 and bool(((host != 0) & (host.abs() < SMALLEST_WEIGHT)).any())
+    weights = upload(weights, rows.device)
     if tiny or rows.dtype in HALF or dtype != rows.dtype:
         wide = weights.to(torch.float64 if tiny else compute_dtype(rows.dtype))
         return torch.cat([(wide @ block.to(wide.dtype)).to(dtype) for block in split_columns(rows)])

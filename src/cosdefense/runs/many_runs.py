@@ -50,10 +50,10 @@ def run_all(
     if not todo:
         return
     load = DatasetLoader(partial(load_dataset, data_dir=execution.data_dir, progress=observer.downloading))
-    for experiment in _grids(todo):
-        dry_run(experiment, load(experiment))
+    grids = [(experiment, load(experiment)) for experiment in _grids(todo)]  # downloaded once, before others need it
     notes = provenance.commit_note() if notes is None else notes
     if device is None:
+        _check(grids)
         from .ray.driver import run_on_ray
 
         run_on_ray(todo, execution, load, notes, observer)
@@ -61,6 +61,7 @@ def run_all(
     n_processes = how_many_fit(device, len(todo)) if execution.processes is None else execution.processes
     n_processes = min(n_processes, len(todo))
     if n_processes == 1:
+        _check(grids)
         make_runs(todo, load, device, notes, observer)
         return
     from .processes import run_in_processes
@@ -68,7 +69,7 @@ def run_all(
     share = max(1, torch.get_num_threads() // n_processes) if device.type == "cpu" else None
     run_in_processes(
         todo, n_processes, device=device, n_threads=share, data_dir=execution.data_dir, notes=notes, observer=observer,
-        logs=logs or todo[0].folder.parent,
+        logs=logs or todo[0].folder.parent, check=partial(_check, grids),
     )  # fmt: skip
     with threads(share) if share else nullcontext():  # what a process that broke down left undone
         make_runs([job for job in todo if not is_finished(job.folder)], load, device, notes, observer)
@@ -82,10 +83,16 @@ def make_runs(
     observer: Observer,
     *,
     skip_in_use: bool = False,
+    is_done: Callable[[Job], bool] = lambda job: False,
 ) -> None:
-    """Make these runs one after the other, in this process. Those that another process is making may be skipped."""
+    """Make these runs one after the other, in this process. Those that another process is making may be skipped.
+
+    Jobs that `is_done` knows to be finished are not even looked at: that would take reading all of their records.
+    """
     loaded, dataset = None, None  # one at a time: a GPU has little memory
     for job in jobs:
+        if is_done(job):
+            continue
         if dataset is None or loaded != identify_dataset(job.cell):
             loaded, dataset = identify_dataset(job.cell), load(job.cell).to(device)
         try:
@@ -107,6 +114,11 @@ def how_many_fit(device: torch.device, n: int) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         fit = min(fit, free // RUN_MEMORY)
     return max(1, min(fit, n))
+
+
+def _check(grids: Sequence[tuple[Experiment, Dataset]]) -> None:
+    for experiment, dataset in grids:
+        dry_run(experiment, dataset)
 
 
 def _grids(jobs: Sequence[Job]) -> Iterator[Experiment]:

@@ -2,6 +2,9 @@
 
 Each goes through the whole list and makes what is neither finished nor being made: the runs' locks keep them apart. A
 process that dies loses only the rounds since its last checkpoint.
+
+Processes take seconds to import torch, to find the GPU and to read the data. They do so while the experiments are
+checked, and begin when their parent says so.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -28,10 +31,12 @@ from .experiment import to_table
 from .experiment_file import from_table
 from .files import PRIVATE
 from .gpu_sharing import environment, shared_gpu
-from .many_runs import make_runs
+from .many_runs import LoadData, make_runs
 from .memory import keep_freed_memory
 from .observer import Job, Observer
 from .records import RoundRecord
+
+Flags = Any  # an array of bytes that processes share
 
 STOP_SECONDS = 30.0  # for a process to save its run before it is killed
 
@@ -71,6 +76,7 @@ class Worker:
 
     process: SpawnProcess
     events: Connection
+    begin: Connection  # a message lets it begin
     log: Path
 
 
@@ -84,13 +90,22 @@ def run_in_processes(
     notes: Mapping[str, Any],
     observer: Observer,
     logs: Path,
+    check: Callable[[], None],
 ) -> None:
-    """Let n processes make the runs, and follow them. Whatever ends this early, every run is saved first."""
+    """Let n processes make the runs, and follow them. Whatever ends this early, every run is saved first.
+
+    They begin after `check`, and not at all if it raises an error.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     tables = [JobTable.of(job) for job in jobs]
     files = [logs / f"process-{number}.log" for number in range(1, n + 1)]
     work = [Work(tables, str(device), n_threads, data_dir, notes, file) for file in files]
-    with shared_gpu(device) as variables, _running(work, variables) as workers:
+    done = multiprocessing.get_context("spawn").RawArray("b", len(jobs))
+    with shared_gpu(device) as variables, _running(work, done, variables) as workers:
+        check()
+        for worker in workers:
+            with suppress(OSError):  # it has ended already
+                worker.begin.send(None)
         _follow(workers, jobs, observer)
         for number, worker in enumerate(workers, start=1):
             worker.process.join()
@@ -99,25 +114,27 @@ def run_in_processes(
 
 
 @contextmanager
-def _running(work: Sequence[Work], variables: Mapping[str, str]) -> Iterator[list[Worker]]:
+def _running(work: Sequence[Work], done: Flags, variables: Mapping[str, str]) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
     try:
         with environment(variables):
             for piece in work:
-                workers.append(_start(piece))
+                workers.append(_start(piece, done))
         yield workers
     finally:
         _stop(workers)
 
 
-def _start(work: Work) -> Worker:
+def _start(work: Work, done: Flags) -> Worker:
     context = multiprocessing.get_context("spawn")
     events, sender = context.Pipe(duplex=False)
-    process = context.Process(target=make_shared_runs, args=(work, sender), daemon=True)
+    receiver, begin = context.Pipe(duplex=False)
+    process = context.Process(target=make_shared_runs, args=(work, done, sender, receiver), daemon=True)
     with _interrupts_ignored():  # inherited: Ctrl-C is for the parent, which then stops its processes
         process.start()
-    sender.close()  # now the pipe ends with the process
-    return Worker(process, events, work.log)
+    sender.close()  # now the pipes end with the process
+    receiver.close()
+    return Worker(process, events, begin, work.log)
 
 
 def _stop(workers: Sequence[Worker]) -> None:
@@ -130,6 +147,7 @@ def _stop(workers: Sequence[Worker]) -> None:
             worker.process.kill()  # its run is resumed from the last checkpoint
             worker.process.join()
         worker.events.close()
+        worker.begin.close()
 
 
 def _follow(workers: Sequence[Worker], jobs: Sequence[Job], observer: Observer) -> None:
@@ -158,8 +176,11 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def make_shared_runs(work: Work, events: Connection) -> None:
-    """What a process does: all that is left of the work, until SIGTERM or the end of its parent."""
+def make_shared_runs(work: Work, done: Flags, events: Connection, begin: Connection) -> None:
+    """What a process does: all that is left of the work, until SIGTERM or the end of its parent.
+
+    `done` has a flag for each job that all processes share, set when it is finished.
+    """
     _redirect_output(work.log)
     signal.signal(signal.SIGTERM, _interrupt)
     if work.n_threads:
@@ -168,17 +189,33 @@ def make_shared_runs(work: Work, events: Connection) -> None:
     jobs = [table.job() for table in work.jobs]
     load = DatasetLoader(partial(load_dataset, data_dir=work.data_dir))
     try:
-        make_runs(jobs, load, choose_device(work.device), work.notes, EventSender(jobs, events), skip_in_use=True)
-    except (KeyboardInterrupt, BrokenPipeError):
+        device = choose_device(work.device)
+        _prepare(device, jobs, load)
+        begin.recv()
+        sender = EventSender(jobs, events, done)
+        make_runs(jobs, load, device, work.notes, sender, skip_in_use=True, is_done=sender.is_done)
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):  # the last: its parent ended before it could begin
         return
+
+
+def _prepare(device: torch.device, jobs: Sequence[Job], load: LoadData) -> None:
+    """What takes long and is the same for all runs: read the data, and let CUDA load its libraries."""
+    load(jobs[0].cell)
+    if device.type == "cuda":
+        matrix = torch.ones(8, 8, device=device)
+        float((matrix @ matrix).sum())
 
 
 class EventSender(Observer):
     """Sends what happens to the parent."""
 
-    def __init__(self, jobs: Sequence[Job], events: Connection) -> None:
+    def __init__(self, jobs: Sequence[Job], events: Connection, done: Flags) -> None:
         self._indices = {job.folder: index for index, job in enumerate(jobs)}
-        self._events = events
+        self._events, self._done = events, done
+
+    def is_done(self, job: Job) -> bool:
+        """Whether any of the processes has finished it."""
+        return bool(self._done[self._indices[job.folder]])
 
     def run_started(self, job: Job) -> None:
         self._events.send(("run_started", self._indices[job.folder]))
@@ -187,7 +224,9 @@ class EventSender(Observer):
         self._events.send(("round_recorded", self._indices[job.folder], record))
 
     def run_finished(self, job: Job) -> None:
-        self._events.send(("run_finished", self._indices[job.folder]))
+        index = self._indices[job.folder]
+        self._done[index] = 1
+        self._events.send(("run_finished", index))
 
 
 def _interrupt(*_: object) -> None:

@@ -73,17 +73,23 @@ class RoundRecord:
         The `excluded`, whose updates never reached the defense, follow them with weight 0 and no scores. `others` are
         the other fields of a record.
         """
-        weights = [0.0] * len(clients) if verdict is None else verdict.weights.tolist()
         evidence: Mapping[str, Tensor] = {} if verdict is None else verdict.evidence
         points: Mapping[str, Tensor] = {} if verdict is None else verdict.points
+        weights = [0.0] * len(clients)
+        scores, places = list[Any](), list[Any]()
+        if verdict is not None:
+            from ..ops import read_together  # who only reads records does without torch
+
+            weights, *others_read = read_together([verdict.weights, *evidence.values(), *points.values()])
+            scores, places = others_read[: len(evidence)], others_read[len(evidence) :]
         nothing = (None,) * len(excluded)
         return cls(
             round=number,
             clients=(*clients, *excluded),
             weights=(*weights, *(0.0 for _ in excluded)),
             skipped=skipped or (None if verdict is None else verdict.skipped),
-            scores={name: (*map(_known, values.tolist()), *nothing) for name, values in evidence.items()},
-            points={name: (*map(_pair, values.tolist()), *nothing) for name, values in points.items()},
+            scores={name: (*map(_known, read), *nothing) for name, read in zip(evidence, scores, strict=True)},
+            points={name: (*map(_pair, read), *nothing) for name, read in zip(points, places, strict=True)},
             **others,
         )
 

@@ -20,6 +20,7 @@ from ..core import ClientHook
 from ..core.experiment_folder import reading_from
 from ..data import Dataset
 from ..hooks import AdversarialTraining
+from ..ops import read_together
 from ..simulation.evaluation import evaluate
 from ..simulation.loop import Round, Snapshot, simulate
 from ..simulation.profiling import Profiler
@@ -169,11 +170,12 @@ def _adversary(cell: Experiment) -> ClientHook | None:
 
 def record_of(round_: Round) -> RoundRecord:
     """A round in plain numbers."""
+    clients, malicious = read_together([round_.clients, round_.malicious])
     return RoundRecord.of_verdict(
         round_.number,
-        round_.clients.tolist(),
+        clients,
         round_.verdict,
-        malicious=tuple(round_.malicious.tolist()),
+        malicious=tuple(malicious),
         defended=round_.defended,
         seconds=round_.seconds,
         peak_memory=round_.peak_memory,

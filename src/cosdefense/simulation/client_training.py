@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..attacks import Attack, TrainingPlan
 from ..core import ClientHook, State, generator
+from ..ops import upload
 from ..training.executor import train_clients
 from ..training.local_sgd import LocalSGD
 from .world import World
@@ -112,9 +113,11 @@ def _train_alike(
         return train(honest_trainer, everyone, rows)
     honest_places, malicious_places = everyone[~malicious], everyone[malicious]
     if not attack.needs_local_training and len(honest_places) > 0:
-        updates[malicious_places] = 0.0
+        updates[upload(malicious_places, updates.device)] = 0.0
         return train(honest_trainer, honest_places, rows[honest_places])
-    poison = partial(attack.poison, n_classes=world.n_classes, rng=streams["poison"])
+    poison = None
+    if type(attack).poison is not Attack.poison:  # else the batches would be copied to change nothing
+        poison = partial(attack.poison, n_classes=world.n_classes, rng=streams["poison"])
     if not hooks and plan == TrainingPlan():
         return train(honest_trainer, everyone, rows, malicious, poison)
     malicious_rows = rows[malicious_places]
@@ -144,7 +147,8 @@ def _train_in_chunks(
     for part in torch.split(torch.arange(len(places)), max(1, budget // (4 * largest))):
         images, labels = world.gather(rows[part])
         if malicious is not None and poison is not None and bool(malicious[part].any()):
-            poisoned = malicious[part].to(labels.device)
+            poisoned = upload(malicious[part].nonzero().flatten(), labels.device)
             who = clients[places[part]][malicious[part]]
             images[poisoned], labels[poisoned] = poison(images[poisoned], labels[poisoned], clients=who)
-        updates[places[part]] = train_clients(world.task, trainer, params, images, labels)
+        where = upload(places[part], updates.device)
+        updates[where] = train_clients(world.task, trainer, params, images, labels)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..attacks import Attack
 from ..core import ClientHook, use_seed
 from ..data.dataset import IGNORED, Inputs, Owners, Targets
+from ..ops import read_together
 from ..training.batches import to_unit_range
 from ..training.executor import to_channels_last
 from ..training.losses import choose_classes, sum_loss
@@ -22,7 +23,8 @@ from ..training.metrics import Measure, Metric, accuracy
 from ..training.task import Task
 from ..training.threads import map_in_threads
 
-CHUNK, GPU_CHUNK = 250, 2500  # images at a time: memory stays bounded, and on a CPU activations fit its caches
+CHUNK, GPU_CHUNK = 250, 2500  # samples at a time: memory stays bounded, and on a CPU activations fit its caches
+GPU_PIXELS = 1 << 23  # of images on a GPU, if that is more: all 10,000 of MNIST
 STATISTICS_BATCH = 1000  # images per batch where BatchNorm uses the statistics of the test images
 
 
@@ -60,7 +62,7 @@ def evaluate(
     `n_classes` is 0 where the labels are values. `owners` is the client of every sample, below `n_clients`: the model
     is then evaluated for each client, too. Samples of negative clients belong to nobody who takes part.
     """
-    size = CHUNK if labels.device.type == "cpu" else GPU_CHUNK
+    size = _choose_chunk(images, labels.device)
     chunks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
 
     keeps_outputs = bool(metrics) or owners is not None
@@ -69,9 +71,9 @@ def evaluate(
         return _evaluate_chunk(task, params, *chunks[i], attack, n_classes, adversary, keeps_outputs)
 
     results = map_in_threads(task, evaluate_chunk, len(chunks), labels.device)
-    totals = _add_up([sums for sums, _, _ in results])
     correct_by_class = torch.stack([correct for _, correct, _ in results]).sum(dim=0)
     recalls = correct_by_class / _count_classes(labels, torch.ones_like(labels), n_classes) if n_classes else labels[:0]
+    totals, class_recalls = _add_up([sums for sums, _, _ in results], recalls)
     targeted = totals["targeted"]
     outputs = torch.cat([outputs for _, _, outputs in results]) if keeps_outputs else None
     return Evaluation(
@@ -84,7 +86,7 @@ def evaluate(
         batch_statistics_accuracy=(
             _accuracy_with_batch_statistics(task, params, images, labels) if batch_statistics else None
         ),
-        class_recalls=tuple(recalls.tolist()),
+        class_recalls=tuple(class_recalls),
         metrics={} if outputs is None else {metric.name: metric.measure(outputs, labels) for metric in metrics},
         client_metrics=(
             {}
@@ -92,6 +94,13 @@ def evaluate(
             else evaluate_clients(task, outputs, labels, metrics, owners, n_clients, bool(n_classes))
         ),
     )
+
+
+def _choose_chunk(images: Inputs, device: torch.device) -> int:
+    """How many samples to evaluate at a time."""
+    if device.type == "cpu":
+        return CHUNK
+    return max(GPU_CHUNK, GPU_PIXELS // images[0].numel()) if images.ndim == 4 else GPU_CHUNK
 
 
 def evaluate_clients(
@@ -151,14 +160,15 @@ def _evaluate_chunk(
     return sums, _count_classes(truth, correct.long(), n_classes), kept
 
 
-def _add_up(sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The totals by name, 0 for a name that is missing. One transfer for all: each makes the host wait for a GPU."""
-    values = iter(torch.stack([value.double() for chunk in sums for value in chunk.values()]).tolist())
+def _add_up(sums: Sequence[Mapping[str, Tensor]], recalls: Float[Tensor, " c"]) -> tuple[dict[str, float], list[float]]:
+    """The totals by name, 0 for a name that is missing; and the recalls. One transfer for all: a GPU is waited for."""
+    *numbers, by_class = read_together([*(value for chunk in sums for value in chunk.values()), recalls])
+    values = iter(numbers)
     totals: dict[str, float] = defaultdict(float)
     for chunk in sums:
         for name in chunk:
             totals[name] += next(values)
-    return totals
+    return totals, by_class
 
 
 def _count_classes(

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..attacks import Attack
 from ..catalog.presets import fedavg
 from ..core import Cohort, Defense, State, Verdict, derive, generator, use_seed
+from ..ops import upload
 from .client_training import LocalWork, show_model, train_round
 from .oracle import Oracle
 from .profiling import Profiler
@@ -109,7 +110,7 @@ def simulate(
             updates, params, world.task.layout, clients, weights=_count_samples(world, clients, weighting),
             seed=derive(seed, "attack", number), trusted_data=world.trusted_data,
         )  # fmt: skip
-        clients, malicious = cohort.clients, malicious.to(device)
+        clients, malicious = cohort.clients, upload(malicious, device)
         # Malicious clients replace their updates.
         with profiler.measure("attack"):
             if attacking:

@@ -29,21 +29,46 @@ class Profiler:
     """
 
     device: torch.device
-    seconds: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
     peak_memory: dict[str, int] = field(default_factory=dict)
+    marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)  # on a GPU
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # without it only the launch of the kernels would be timed
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+            start = self._mark()
+            yield
+            self.marks.append((phase, start, self._mark()))
+        else:
+            begin = time.perf_counter()
+            yield
+            self._add(phase, time.perf_counter() - begin)
         self.peak_memory[phase] = self._peak()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase. A GPU is waited for here, not after every phase: meanwhile the next one is prepared."""
+        if self.marks:
+            self.marks[-1][2].synchronize()
+        for phase, start, end in self.marks:
+            self._add(phase, start.elapsed_time(end) / 1000)
+        self.marks.clear()
+        return self.spent
+
+    def _add(self, phase: str, seconds: float) -> None:
+        self.spent[phase] = self.spent.get(phase, 0.0) + seconds
+
+    def _mark(self) -> torch.cuda.Event:
+        """What a GPU notes the time of when it has done all that was asked of it before."""
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record(torch.cuda.current_stream(self.device))
+        return mark
 
     def _peak(self) -> int:
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
+            # As `torch.cuda.max_memory_allocated`, which sorts all statistics into a table first: 0.2 ms each time.
+            statistics = torch.cuda.memory_stats_as_nested_dict(self.device)
+            return int(statistics["allocated_bytes"]["all"]["peak"])
         with suppress(OSError):  # Linux: getrusage would also count the parent process before exec
             for line in STATUS.read_text().splitlines():
                 if line.startswith("VmHWM:"):

@@ -25,9 +25,11 @@ MEMINFO = Path("/proc/meminfo")
 
 def allocate_updates(n: int, params: Float[Tensor, " d"], max_memory: int | None = None) -> Float[Tensor, "n d"]:
     """Allocate `n` rows like `params`. More than `max_memory` bytes (None: half of the free memory) go to a file."""
+    if params.device.type != "cpu":
+        return params.new_empty(n, params.numel())
     size = n * params.numel() * params.element_size()
     allowed = int(SHARE * free_memory()) if max_memory is None else max_memory
-    if params.device.type != "cpu" or size <= allowed:
+    if size <= allowed:
         return params.new_empty(n, params.numel())
     with tempfile.TemporaryFile(prefix="cosdefense-") as file:
         _reserve(file.fileno(), size)
