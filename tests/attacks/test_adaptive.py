@@ -90,7 +90,7 @@ def test_every_defense(name: str) -> None:
     found = damage(defense, cohort, forged, memory)
     assert found >= damage(defense, cohort, plain, memory) - 1e-9
     assert found >= damage(defense, cohort, cohort.updates, memory) - 1e-9
-    assert found > 0.1  # some damage against every defense
+    assert found > 0.05  # some damage against every defense
 
 
 @pytest.mark.slow
