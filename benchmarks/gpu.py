@@ -9,6 +9,7 @@ the GPU. One process alone is measured beside it, and where the milliseconds of 
 from __future__ import annotations
 
 import copy
+import signal
 import sys
 import tempfile
 import time
@@ -225,6 +226,7 @@ def many_runs(name: str, rounds: int, *, alone: bool = False) -> tuple[list[Tabl
             (label, str(len(chosen)), str(n), f"{seconds:.0f}", f"{first:.1f}", f"{n / seconds:.0f}", f"{rate:.0f}")
         )
         spent += [(label, phase, f"{took:.2f}") for phase, took in milliseconds.items()]
+        print(f"processes {label}: {n} rounds in {seconds:.0f} s, the first after {first:.1f}", flush=True)
     title = f"{name}: runs of the arena's defenses under {len(GRID_ATTACKS)} attacks; goal: {GRID_GOAL} rounds a second"
     heading = ("processes", "runs", "rounds", "seconds", "until the first round", "rounds a second")
     where = Table(f"{name}: where a round's milliseconds go", ("processes", "phase", "ms"), spent)
@@ -238,6 +240,7 @@ def main() -> None:
         "--rounds", type=int, default=GRID_ROUNDS, help=f"of every run of the grid, at least 10; default: {GRID_ROUNDS}"
     )
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit must not leave processes behind
     if not torch.cuda.is_available():
         sys.exit("error: this needs a CUDA GPU, and torch finds none here")
     device, tables, results = choose_device("cuda"), list[Table](), dict[str, Any]()

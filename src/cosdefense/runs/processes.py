@@ -101,7 +101,7 @@ def run_in_processes(
     files = [logs / f"process-{number}.log" for number in range(1, n + 1)]
     work = [Work(tables, str(device), n_threads, data_dir, notes, file) for file in files]
     done = multiprocessing.get_context("spawn").RawArray("b", len(jobs))
-    with shared_gpu(device) as variables, _running(work, done, variables) as workers:
+    with shared_gpu(device, observer.note) as variables, _running(work, done, variables) as workers:
         check()
         for worker in workers:
             with suppress(OSError):  # it has ended already
