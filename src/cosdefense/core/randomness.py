@@ -3,10 +3,10 @@
 Every stream is derived from the seed and a purpose (and mostly the round's number), so nothing about
 a generator has to be saved for a run to be resumed.
 
-Who is sampled, and which batches a client draws, is drawn on the CPU whatever the device. What is as long as an update
-(noise, random directions, chosen coordinates) is drawn where the updates are: a CPU needs 10 ms for the 700,000 numbers
-that a GPU draws in a few microseconds. From the same seed a CPU and a GPU draw different numbers, and so may GPUs of
-different models: each repeats its own.
+Who is sampled, which batches a client draws, and what filters draw, comes from the CPU whatever the device: verdicts
+are the same everywhere. Noise as long as an update, of attacks and aggregators, is drawn where the updates are: a CPU
+needs 10 ms for the 700,000 numbers that a GPU draws in a few microseconds. From the same seed a CPU and a GPU draw
+different noise, and so may GPUs of different models: each repeats its own.
 """
 
 from __future__ import annotations

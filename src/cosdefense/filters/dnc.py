@@ -30,10 +30,10 @@ ROUNDING_OF_SCORES = 1e-12  # relative to the largest
 class DnC(Filter):
     """Score every update by ⟨u − ū, v⟩², v the first principal direction, and drop the floor(filter · f) highest.
 
-    Here f = floor(contamination · n). The scores come from random coordinates, drawn by the seed: a CPU and a GPU draw
-    different ones. Each iteration draws others, and an update must be kept in all of them. The score is the largest.
-    Updates that tie with the last one kept share its weight. It drops as many without an attack, and honest clients
-    with a rare class may span the first direction. Malicious updates in two opposite groups cancel in v.
+    Here f = floor(contamination · n). The scores come from random coordinates, drawn by the seed. Each iteration draws
+    others, and an update must be kept in all of them. The score is the largest. Updates that tie with the last one kept
+    share its weight. It drops as many without an attack, and honest clients with a rare class may span the first
+    direction. Malicious updates in two opposite groups cancel in v.
 
     Args:
         contamination: The expected share of malicious clients.
@@ -65,12 +65,11 @@ class DnC(Filter):
         return Judgment(scores.amax(dim=0), weights.to(cohort.weights.dtype)), state
 
     def _draw_samples(self, cohort: Cohort) -> list[Float[Tensor, "n r"]]:
-        rows = cohort.trainable()
+        rows, rng = cohort.trainable(), generator(cohort.seed, "dnc")
         if self.coordinates >= rows.shape[1]:
             return [rows]
-        rng = generator(cohort.seed, "dnc", device=rows.device)
-        drawn = (torch.randperm(rows.shape[1], generator=rng, device=rows.device) for _ in range(self.iterations))
-        return [rows[:, columns[: self.coordinates]] for columns in drawn]
+        drawn = [torch.randperm(rows.shape[1], generator=rng)[: self.coordinates] for _ in range(self.iterations)]
+        return [rows[:, columns.to(rows.device)] for columns in drawn]
 
 
 def variance_shares(rows: Float[Tensor, "n r"]) -> Float[Tensor, " n"]:

@@ -43,7 +43,7 @@ class SignGuard(Filter):
         high: The largest norm, in median norms.
         fraction: The share of the coordinates that signs are counted in.
         contiguous: Whether these are one slice of the vector, as in the authors' code: often one layer. False draws
-            every coordinate on its own; a CPU and a GPU draw different ones.
+            every coordinate on its own.
     """
 
     variant: Variant = "plain"
@@ -82,16 +82,14 @@ class SignGuard(Filter):
         return torch.cat([features, extra.double()[:, None]], dim=1)
 
     def _draw_coordinates(self, cohort: Cohort) -> Float[Tensor, "n k"]:
-        rows = cohort.trainable()
+        rows, rng = cohort.trainable(), generator(cohort.seed, "signguard")
         n_columns = max(1, math.floor(self.fraction * rows.shape[1]))
         if n_columns == rows.shape[1]:
             return rows
         if self.contiguous:
-            rng = generator(cohort.seed, "signguard")
             start = int(torch.randint(rows.shape[1] - n_columns + 1, (), generator=rng))
             return rows[:, start : start + n_columns]
-        rng = generator(cohort.seed, "signguard", device=rows.device)
-        return rows[:, torch.randperm(rows.shape[1], generator=rng, device=rows.device)[:n_columns]]
+        return rows[:, torch.randperm(rows.shape[1], generator=rng)[:n_columns].to(rows.device)]
 
 
 def _sign_shares(rows: Float[Tensor, "n k"]) -> Float[Tensor, "n 3"]:

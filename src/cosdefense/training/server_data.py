@@ -58,11 +58,11 @@ class ServerData(TrustedData):
         if not are_pixels(self.inputs):
             found = f"samples of shape {tuple(self.inputs.shape[1:])} of {self.inputs.dtype}"
             raise MissingTrustedData(f"this defense runs models on random images with pixels in [0, 1], found {found}")
-        rng, shape = generator(seed, "random images", device=params.device), self.inputs.shape[1:]
+        rng, shape = generator(seed, "random images"), self.inputs.shape[1:]
         sizes = [min(RANDOM_BATCH, n - start) for start in range(0, n, RANDOM_BATCH)]
         answers = []
         for size in sizes:  # each image is drawn once: that takes longer than a small model's answer
-            images = torch.rand(size, *shape, generator=rng, device=params.device).to(params)
+            images = torch.rand(size, *shape, generator=rng).to(params)
             models = chain([params], (params + update for update in updates))  # one after the other: they are large
             answers.append(torch.stack([self.task.logits(model, images) for model in models]))
         return torch.cat(answers, dim=1)
