@@ -17,6 +17,7 @@ from doubles import save_and_load, weights_only
 def test_it_computes_its_formula() -> None:
     rng = np.random.default_rng(0)
     rule, state, past, average = TypicalNormMean(taper=2.0), TypicalNormMean().init(), list[tuple[float, float]](), None
+    ratios = list[float]()
     for _ in range(60):
         rows, weights = rng.normal(size=(10, 4)) * rng.lognormal(sigma=1.0, size=(10, 1)), rng.integers(0, 3, size=10)
         weights[0] = 1
@@ -33,9 +34,14 @@ def test_it_computes_its_formula() -> None:
         directions = [
             w * length * row / norm for w, length, row, norm in zip(weights, lengths, rows, norms, strict=True)
         ]
-        counts = [w * min(1.0, 2.0 * typical / norm) ** 4 for norm, w in past]
-        step = sum(c * min(norm, 2.0 * typical) for c, (norm, _) in zip(counts, past, strict=True)) / sum(counts)
-        mean = min(step, longest) * np.sum(directions, axis=0) / np.dot(weights, lengths)
+        ratios = [*ratios, *(norms / np.median(counting))][-MIN_REMEMBERED:]
+        counts = [w * min(1.0, 2.0 / ratio) ** 4 for ratio, (_, w) in zip(ratios, past, strict=True)]
+        step = (
+            min(typical, longest / 2.0)
+            * sum(c * min(r, 2.0) for c, r in zip(counts, ratios, strict=True))
+            / sum(counts)
+        )
+        mean = step * np.sum(directions, axis=0) / np.dot(weights, lengths)
         norm = float(np.linalg.norm(mean))
         average = norm if average is None else average
         allowed = max(1.2 * average, 0.3 * limit)
@@ -52,6 +58,16 @@ def test_the_step_is_as_long_as_that_of_a_mean_without_clipping() -> None:
     rows = [[1.0, 0.0]] * 6 + [[1.4, 0.0]] * 4
     update, _ = TypicalNormMean()(weights_only(rows), RecentNorms())
     assert update.tolist() == pytest.approx([1.16, 0.0])
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.9, 0.98])
+def test_steps_shrink_as_updates_do(factor: float) -> None:
+    """Few clients that train long make half as long updates in every round: a mean of remembered norms is too long."""
+    rule, state, norm = TypicalNormMean(taper=3.0), TypicalNormMean().init(), 1.0
+    for _ in range(40):
+        update, state = rule(weights_only([[norm, 0.0]] * 4), state)
+        assert float(update.norm()) <= 1.1 * norm
+        norm *= factor
 
 
 def test_equal_norms_give_the_mean() -> None:
@@ -93,7 +109,7 @@ def test_nearly_zero_updates_stop_the_model_for_a_few_rounds_only() -> None:
 
 def test_nobody_moves_the_weights() -> None:
     update, state = TypicalNormMean()(
-        weights_only([[0.0, 0.0], [0.0, 0.0]]), RecentNorms(torch.ones(2), torch.ones(2), 1.0)
+        weights_only([[0.0, 0.0], [0.0, 0.0]]), RecentNorms(torch.ones(2), torch.ones(2), torch.ones(2), 1.0)
     )
     assert update.tolist() == [0.0, 0.0]
     assert state.mean == 1.0

@@ -188,7 +188,7 @@ def test_factions_follow_slowly_after_tiny_updates(n_malicious: int) -> None:
     first = Scenario(Rounds(agreed, n_malicious, tiny))
     later = Scenario(Rounds(agreed, n_malicious, HONEST_FORGERY), (Rounds(agreed, 10, tiny, 16),))
     for scenario in (first, later):
-        assert measure_progress(get("factions"), scenario) > 0.004
+        assert measure_progress(get("factions"), scenario) > 0.003  # of the norm 1 of honest updates
 
 
 def measure_progress(defense: Defense, scenario: Scenario) -> float:

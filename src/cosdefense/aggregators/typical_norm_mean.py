@@ -24,10 +24,18 @@ DECAY = 0.95  # of the running average of the norm of the mean
 
 @dataclass(frozen=True)
 class RecentNorms:
-    """The norms and the weights of the updates of recent rounds, and the running average of the norm of the mean."""
+    """What `TypicalNormMean` remembers of the updates of recent rounds.
+
+    Args:
+        norms: Of the updates.
+        weights: That filters gave them.
+        ratios: Of each norm to the median norm of its round.
+        mean: The running average of the norm of the mean.
+    """
 
     norms: Float[Tensor, " m"] | None = None
     weights: Float[Tensor, " m"] | None = None
+    ratios: Float[Tensor, " m"] | None = None
     mean: float | None = None
 
 
@@ -42,11 +50,12 @@ class TypicalNormMean(Aggregator):
 
     From t on, `taper` times L or the median norm of the round if that is larger, an update counts as L · (t / ‖u‖)⁴: no
     norm is rejected, and no threshold decides between all and nothing. Because the sum is divided by the lengths,
-    updates of zero do not slow the model down. S is the mean of the same remembered norms, clipped to `taper` · L,
-    where longer ones count less likewise: norms are skewed, and with the median as its length the step would be shorter
-    than that of a mean. Neither L in ℓᵢ nor S is more than `taper` times the median norm of the round, the upper one of
-    two. The mean is clipped to `max_mean_ratio` times the running average of its norm, or to 0.3 L if that is more.
-    Buffers get the same factors.
+    updates of zero do not slow the model down. S is the smaller one of L and the median norm of the round, the upper
+    one of two, times the mean ratio of a remembered norm to the median of its own round: norms are skewed, and with a
+    median as its length the step would be shorter than that of a mean. Ratios are clipped to `taper`, and larger ones
+    count less likewise. Where norms shrink from round to round, L is out of date, so L in ℓᵢ is at most `taper` times
+    the median norm of the round. The mean is clipped to `max_mean_ratio` times the running average of its norm, or to
+    0.3 L if that is more. Buffers get the same factors.
 
     Args:
         taper: From how many typical norms on an update counts less than a typical one.
@@ -74,16 +83,19 @@ class TypicalNormMean(Aggregator):
         counting = norms[(weights > 0) & (norms > 0)]
         if len(counting) == 0:  # nobody moved the weights; buffers may have moved
             return weighted_sum(cohort.updates, weights / weights.sum()), state
-        recent = _remember(memory, norms[norms > 0], weights[norms > 0])
-        typical = _find_typical(*recent)
+        median = counting.quantile(0.5, interpolation="midpoint")
+        recent = _remember(memory, norms[norms > 0], weights[norms > 0], float(median))
+        remembered, counts, ratios = recent
+        typical = _find_typical(remembered, counts)
         # Where most updates become long at once, none of them is unusual.
         start = self.taper * max(typical, float(counting.quantile(0.5, interpolation="lower")))
         # Where most become short at once, those as long as before would outweigh them.
-        longest = self.taper * float(counting.quantile(0.5, interpolation="higher"))
+        usual = float(counting.quantile(0.5, interpolation="higher"))
+        longest = self.taper * usual
         limit = min(typical, longest)
         lengths = norms.clamp_max(limit) * (start / norms.clamp_min(start)).pow(4)
         factors = torch.where(norms > 0, weights * lengths / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
-        step = min(_find_mean(*recent, self.taper * typical), longest)
+        step = min(typical, usual) * _find_mean(ratios, counts, self.taper)
         mean = weighted_sum(cohort.updates, step * factors / (weights * lengths).sum())
         norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
         average = memory.mean or norm
@@ -95,13 +107,21 @@ class TypicalNormMean(Aggregator):
 
 
 def _remember(
-    memory: RecentNorms, norms: Float[Tensor, " n"], weights: Float[Tensor, " n"]
-) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
-    """Norms and weights of all updates of this round, and of the latest of those before."""
-    if memory.norms is None or memory.weights is None or len(norms) >= MIN_REMEMBERED:
-        return norms, weights
+    memory: RecentNorms, norms: Float[Tensor, " n"], weights: Float[Tensor, " n"], median: float
+) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, " k"]]:
+    """Norms, weights and ratios of the latest updates of earlier rounds and of all of this one.
+
+    A memory of an earlier version, which has no ratios, is begun anew.
+    """
+    ratios = norms / median
     kept = MIN_REMEMBERED - len(norms)
-    return torch.cat([memory.norms.to(norms)[-kept:], norms]), torch.cat([memory.weights.to(weights)[-kept:], weights])
+    if kept <= 0 or memory.norms is None or memory.weights is None or memory.ratios is None:
+        return norms, weights, ratios
+    return (
+        torch.cat([memory.norms.to(norms)[-kept:], norms]),
+        torch.cat([memory.weights.to(weights)[-kept:], weights]),
+        torch.cat([memory.ratios.to(ratios)[-kept:], ratios]),
+    )
 
 
 def _find_typical(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> float:
@@ -113,8 +133,8 @@ def _find_typical(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> f
     return float(norms[int((reached < level * total).sum())])
 
 
-def _find_mean(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"], clip: float) -> float:
-    """The mean of the clipped norms; those that are much longer hardly count."""
-    norms, order = norms.sort()
-    counts = weights[order] * (clip / norms.clamp_min(clip)).pow(4)
-    return float((counts * norms.clamp_max(clip)).sum() / counts.sum())
+def _find_mean(ratios: Float[Tensor, " m"], weights: Float[Tensor, " m"], clip: float) -> float:
+    """The mean of the clipped ratios; those that are much larger hardly count. The order of a round does not show."""
+    ratios, order = ratios.sort()
+    counts = weights[order] * (clip / ratios.clamp_min(clip)).pow(4)
+    return float((counts * ratios.clamp_max(clip)).sum() / counts.sum())
