@@ -46,6 +46,7 @@ from cosdefense.attacks import (
     Persistent,
     Planning,
     PoisonedFL,
+    Rollback,
     SignFlip,
     Tailored,
     TrimmedMeanPoisoning,
@@ -175,6 +176,7 @@ ATTACK_CASES = [
         ExplicitBoosting(source=1, target=7),
         Neurotoxin(keep=0.5, radius=0.1),
         NoiseCamouflage(2.0, 0.0, "partial"),
+        Rollback(0.5, "partial"),
         TrimmedMeanPoisoning(of="models"),
         Mimic("partial", warm_up=1),
         # Few trials: test_adaptive.py has every direction in every camouflage.

@@ -27,6 +27,7 @@ from .persistent import Persistent
 from .planning import Planning
 from .poisoned_buffers import PoisonedBuffers
 from .poisoned_fl import PoisonedFL
+from .rollback import Rollback
 from .rop import ROP
 from .sign_flip import SignFlip
 from .tailored import Tailored
@@ -63,6 +64,7 @@ __all__ = [
     "Planning",
     "PoisonedBuffers",
     "PoisonedFL",
+    "Rollback",
     "SignFlip",
     "Tailored",
     "TrainingPlan",

@@ -101,6 +101,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "planning": attacks.Planning,
     "poisoned-buffers": attacks.PoisonedBuffers,
     "poisonedfl": attacks.PoisonedFL,
+    "rollback": attacks.Rollback,
     "rop": attacks.ROP,
     "sign-flip": attacks.SignFlip,
     "tailored": attacks.Tailored,
