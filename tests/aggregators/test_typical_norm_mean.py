@@ -16,7 +16,7 @@ from doubles import save_and_load, weights_only
 
 def test_it_computes_its_formula() -> None:
     rng = np.random.default_rng(0)
-    rule, state, past, average = TypicalNormMean(taper=2.0), TypicalNormMean().init(), list[tuple[float, float]](), None
+    rule, state, past, average = TypicalNormMean(), TypicalNormMean().init(), list[tuple[float, float]](), None
     ratios = list[float]()
     for _ in range(60):
         rows, weights = rng.normal(size=(10, 4)) * rng.lognormal(sigma=1.0, size=(10, 1)), rng.integers(0, 3, size=10)
@@ -27,20 +27,17 @@ def test_it_computes_its_formula() -> None:
         wanted = total * (0.5 - 0.5 / math.sqrt(total))
         limit = next(norm for norm, _ in sorted(past) if sum(w for other, w in past if other <= norm) >= wanted)
         typical, counting = limit, norms[weights > 0]
-        start = 2.0 * max(typical, np.quantile(counting, 0.5, method="lower"))
-        longest = 2.0 * np.quantile(counting, 0.5, method="higher")
-        limit = min(typical, longest)
-        lengths = [min(norm, limit) * min(1.0, start / norm) ** 4 for norm in norms]
+        start = max(typical, np.quantile(counting, 0.5, method="lower"))
+        usual = np.quantile(counting, 0.5, method="higher")
+        limit = min(typical, 1.5 * usual)
+        lengths = [min(norm, limit) * min(1.0, start / norm) for norm in norms]
         directions = [
             w * length * row / norm for w, length, row, norm in zip(weights, lengths, rows, norms, strict=True)
         ]
         ratios = [*ratios, *(norms / np.median(counting))][-MIN_REMEMBERED:]
-        counts = [w * min(1.0, 2.0 / ratio) ** 4 for ratio, (_, w) in zip(ratios, past, strict=True)]
-        step = (
-            min(typical, longest / 2.0)
-            * sum(c * min(r, 2.0) for c, r in zip(counts, ratios, strict=True))
-            / sum(counts)
-        )
+        counts = [w * min(1.0, 3.0 / ratio) ** 4 for ratio, (_, w) in zip(ratios, past, strict=True)]
+        ratio = sum(c * min(r, 3.0) for c, r in zip(counts, ratios, strict=True)) / sum(counts)
+        step = min(typical, usual) * ratio
         mean = step * np.sum(directions, axis=0) / np.dot(weights, lengths)
         norm = float(np.linalg.norm(mean))
         average = norm if average is None else average
@@ -63,7 +60,7 @@ def test_the_step_is_as_long_as_that_of_a_mean_without_clipping() -> None:
 @pytest.mark.parametrize("factor", [0.5, 0.9, 0.98])
 def test_steps_shrink_as_updates_do(factor: float) -> None:
     """Few clients that train long make half as long updates in every round: a mean of remembered norms is too long."""
-    rule, state, norm = TypicalNormMean(taper=3.0), TypicalNormMean().init(), 1.0
+    rule, state, norm = TypicalNormMean(), TypicalNormMean().init(), 1.0
     for _ in range(40):
         update, state = rule(weights_only([[norm, 0.0]] * 4), state)
         assert float(update.norm()) <= 1.1 * norm
@@ -128,7 +125,6 @@ def test_it_remembers_so_many_norms_and_survives_saving() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"taper": 0.5}, "TypicalNormMean.taper must be at least 1 and finite, got 0.5"),
         ({"max_mean_ratio": 0.0}, "TypicalNormMean.max_mean_ratio must be positive and finite, got 0.0"),
     ],
 )

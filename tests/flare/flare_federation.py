@@ -18,7 +18,7 @@ N_CLIENTS, N_ROUNDS, MALICIOUS = 4, 2, ["site-2"]
 if __name__ == "__main__":
     job = FedJob("steps", min_clients=N_CLIENTS)
     job.to(NPModelPersistor(model=[[0.0] * 4] * 3), SERVER_SITE_NAME, id="persistor")
-    aggregator = DefendedAggregator("factions", {"taper": 3.0})
+    aggregator = DefendedAggregator("factions", {"max_mean_ratio": 1.5})
     job.to(FedAvg(num_clients=N_CLIENTS, num_rounds=N_ROUNDS, aggregator=aggregator), SERVER_SITE_NAME)
     job.to(
         UpdateFilter("clip", {"max_norm": 12.0}), SERVER_SITE_NAME, filter_type=FilterType.TASK_RESULT, tasks=["train"]

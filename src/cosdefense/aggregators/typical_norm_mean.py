@@ -17,6 +17,8 @@ from ..core import Aggregator, Cohort, State, running_average
 from ..ops import row_norms, weighted_sum
 
 MIN_REMEMBERED = 400  # updates of recent rounds
+AT_ONCE = 1.5  # median norms of a round: the longest that an update may count as
+LARGEST_RATIO = 3.0  # of norms of honest updates to the median of their round; few are above
 CAUTION = 1.0  # standard deviations of a share below the median
 SHORTEST = 0.3  # of a typical norm: no history of means that canceled limits the next one to less
 DECAY = 0.95  # of the running average of the norm of the mean
@@ -41,35 +43,32 @@ class RecentNorms:
 
 @dataclass(frozen=True)
 class TypicalNormMean(Aggregator):
-    """S · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update, clipped to L; very long ones count less.
+    """S · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update up to L, and L² / ‖uᵢ‖ beyond.
 
     L is a quantile of the norms of this and of recent rounds, at least 400 updates, each with its weight: 0.5 − 0.5 /
     √N, where N is the sum of the weights. It is close to the median once there are many. In a first round of ten it is
     the fourth shortest: few updates do not show which half of them is too long. One round cannot move it far, and
     updates that a filter rejected do not move it.
 
-    From t on, `taper` times L or the median norm of the round if that is larger, an update counts as L · (t / ‖u‖)⁴: no
-    norm is rejected, and no threshold decides between all and nothing. Because the sum is divided by the lengths,
-    updates of zero do not slow the model down. S is the smaller one of L and the median norm of the round, the upper
-    one of two, times the mean ratio of a remembered norm to the median of its own round: norms are skewed, and with a
-    median as its length the step would be shorter than that of a mean. Ratios are clipped to `taper`, and larger ones
-    count less likewise. Where norms shrink from round to round, L is out of date, so L in ℓᵢ is at most `taper` times
-    the median norm of the round. The mean is clipped to `max_mean_ratio` times the running average of its norm, or to
-    0.3 L if that is more. Buffers get the same factors.
+    No norm is rejected, and no threshold decides between all and nothing: an update twice as long as L counts as L / 2.
+    Where the median norm of the round is more than L, updates count less from that median on. Where norms shrink from
+    round to round, L is out of date, so in ℓᵢ it is at most 1.5 times the median norm of the round, the upper one of
+    two. Because the sum is divided by the lengths, updates of zero do not slow the model down.
+
+    S is the smaller one of L and that median, times the mean ratio of a remembered norm to the median of its own round:
+    norms are skewed, and with a median as its length the step would be shorter than that of a mean. Ratios are clipped
+    to 3, and larger ones hardly count. The mean is clipped to `max_mean_ratio` times the running average of its norm,
+    or to 0.3 L if that is more. Buffers get the same factors.
 
     Args:
-        taper: From how many typical norms on an update counts less than a typical one.
         max_mean_ratio: The largest allowed norm of the mean, relative to the running average.
     """
 
     skips_rejected: ClassVar[bool] = True
 
-    taper: float = 1.5
     max_mean_ratio: float = 1.2
 
     def __post_init__(self) -> None:
-        if not 1 <= self.taper < math.inf:
-            raise ValueError(f"TypicalNormMean.taper must be at least 1 and finite, got {self.taper}")
         if not 0 < self.max_mean_ratio < math.inf:
             raise ValueError(f"TypicalNormMean.max_mean_ratio must be positive and finite, got {self.max_mean_ratio}")
 
@@ -88,14 +87,13 @@ class TypicalNormMean(Aggregator):
         remembered, counts, ratios = recent
         typical = _find_typical(remembered, counts)
         # Where most updates become long at once, none of them is unusual.
-        start = self.taper * max(typical, float(counting.quantile(0.5, interpolation="lower")))
+        start = max(typical, float(counting.quantile(0.5, interpolation="lower")))
         # Where most become short at once, those as long as before would outweigh them.
         usual = float(counting.quantile(0.5, interpolation="higher"))
-        longest = self.taper * usual
-        limit = min(typical, longest)
-        lengths = norms.clamp_max(limit) * (start / norms.clamp_min(start)).pow(4)
+        limit = min(typical, AT_ONCE * usual)
+        lengths = norms.clamp_max(limit) * start / norms.clamp_min(start)
         factors = torch.where(norms > 0, weights * lengths / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
-        step = min(typical, usual) * _find_mean(ratios, counts, self.taper)
+        step = min(typical, usual) * _find_mean(ratios, counts)
         mean = weighted_sum(cohort.updates, step * factors / (weights * lengths).sum())
         norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
         average = memory.mean or norm
@@ -133,8 +131,8 @@ def _find_typical(norms: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> f
     return float(norms[int((reached < level * total).sum())])
 
 
-def _find_mean(ratios: Float[Tensor, " m"], weights: Float[Tensor, " m"], clip: float) -> float:
+def _find_mean(ratios: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> float:
     """The mean of the clipped ratios; those that are much larger hardly count. The order of a round does not show."""
     ratios, order = ratios.sort()
-    counts = weights[order] * (clip / ratios.clamp_min(clip)).pow(4)
-    return float((counts * ratios.clamp_max(clip)).sum() / counts.sum())
+    counts = weights[order] * (LARGEST_RATIO / ratios.clamp_min(LARGEST_RATIO)).pow(4)
+    return float((counts * ratios.clamp_max(LARGEST_RATIO)).sum() / counts.sum())

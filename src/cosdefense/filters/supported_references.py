@@ -1,4 +1,4 @@
-"""Supported references: reject updates that oppose the model or the common direction of recent updates.
+"""Supported references: reject updates that oppose a direction with which most recent updates agree.
 
 This rule was made for this project. docs/factions.md explains why it works and what it was measured on,
 docs/factions-history.md what else was tried.
@@ -9,45 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from ..core import Cohort, Filter, Judgment, State, derive, running_average
+from ..core import Cohort, Filter, Judgment, State, derive
 from ..ops import cosines, cosines_with, median_of, unit_sketches, upload
 from .agreement import cosine_with_members, find_majority, relative_to_typical, soften
 from .near_duplicates import excess_cosines, typical_cosine
+from .recent_updates import SKETCH_SIZE, Arrivals, Comparison, ReferenceMemory, compare, remember, sketch_model
+from .resemblance import weigh_resemblance
 
-SKETCH_SIZE = 2048  # numbers kept of an update; the error of a cosine is 0.02
-MIN_REMEMBERED = 400  # updates of recent rounds
-DECAY = 0.97  # of the vote of a remembered update from round to round
-BASELINE_DECAY = 0.95  # of the typical cosine, as in NearDuplicates
 UNDECIDED = 10  # votes, half for a reference and half against it, that few remembered updates must outweigh
 REPEATS = 5  # of finding the common direction: it hardly changes afterwards
 ROUNDING = 1e-6  # smaller differences between the agreements of a round mean nothing
 CLEAR = 0.3  # of a typical agreement: the common direction is chosen to agree with many, so some agree by chance
-
-
-@dataclass(frozen=True)
-class ReferenceMemory:
-    """What `SupportedReferences` remembers of the updates of recent rounds, and of no client.
-
-    Args:
-        sketches: One row per update, of norm 1.
-        with_model: The cosine of each of them with the model of its round.
-        in_round: From 0 to 1, how much each of them agreed with its round.
-        rounds: In which round each of them came.
-        n_rounds: How many rounds there were.
-        seed: Of the sketches: who knows it can deceive the rule.
-        baseline: The running average of a high quantile of the cosines of a round, see NearDuplicates.
-    """
-
-    sketches: Float[Tensor, "m s"] | None = None
-    with_model: Float[Tensor, " m"] | None = None
-    in_round: Float[Tensor, " m"] | None = None
-    rounds: Int[Tensor, " m"] | None = None
-    n_rounds: int = 0
-    seed: int | None = None
-    baseline: float | None = None
+STRICT, WIDE = 0.5, 5.0  # tolerance, in typical agreements, of a reference that most support, and of one that few do
+RIVALRY = 2.0  # shares of votes by which a reference loses support, for each by which another has more
 
 
 @dataclass(frozen=True)
@@ -57,31 +34,38 @@ class Recent:
     Args:
         sketches: Of norm 1.
         with_model: Their cosines with the model of their round.
+        turns: How much they turned away from where the model had moved.
         votes: How much each counts. Old ones count less, those in a crowded direction, and those that disagreed with
             their round.
     """
 
     sketches: Float[Tensor, "k s"]
     with_model: Float[Tensor, " k"]
+    turns: Float[Tensor, " k"]
     votes: Float[Tensor, " k"]
 
 
 @dataclass(frozen=True)
 class SupportedReferences(Filter):
-    """Reject what opposes a reference, as far as most recent updates support that reference.
+    """Reject what opposes a reference: the more recent updates agree with that reference, the less has to oppose it.
 
-    In a round of few clients with different data, the mean of the honest updates is mostly chance. Nearly all honest
-    updates agree with one of two directions that no single round decides: early in training, and where the model was
-    damaged, with the common direction of recent updates; later with the model itself, which is the sum of all rounds.
-    Each of them says nothing at other times. Which one to use shows in the updates themselves, at least 400 of recent
-    rounds, each remembered as a sketch of 2048 numbers:
+    In a round of few clients with different data, the mean of the honest updates is mostly chance. Three references do
+    not depend on a single round. Which of them honest updates agree with changes during training, and shows in the
+    updates themselves, at least 400 of recent rounds, each remembered as a sketch of 2048 numbers:
 
-    * A reference counts by the share of remembered votes that agree with it: not at all up to `low`, fully from `high`
-      on. An update then has the weight 1 + 2 z, from 0 to 1, where z is its agreement in units of a typical one: it
-      is rejected if it opposes the reference half as much as others agree.
-    * The common direction is, for each update, the mean of the other remembered directions, without those that oppose
-      it, or that oppose the model as far as the model counts. Starting with all of them, this is repeated five times.
-      Updates rejected in their own round are remembered like all others, so that no verdict confirms itself.
+    * The model, which is the sum of all rounds. An update agrees by its cosine with it.
+    * The movement of the model. An honest update turns away from where the model has moved since similar updates came,
+      because the slope is less there; a reversed one turns towards it, however many send the same. See turning.py.
+    * The common direction: for each update, the mean of the other remembered directions, without those that oppose it,
+      and with as much of the others as the first two references trust them. Starting with all of them, this is repeated
+      five times. Updates rejected in their own round are remembered like all others, so that no verdict confirms
+      itself.
+
+    Each has a share s of the votes: of the updates that agree with it. An update keeps 2 + 2 z / t of its weight, from
+    0 to 1, where z is its agreement in units of a typical one, and t = ½ · 10^((high − s') / (high − low)), from ½ to
+    5. Here s' = s − 2 (best share of the three − s): a reference that has less support than another one is tolerant.
+    The weights of the three references are multiplied.
+
     * The vote of an update depends on its own round first: on its mean cosine with the others, which share votes as
       below, compared with the median of the round. It is multiplied by 1 from one median absolute deviation above on,
       by 0 from one below on, by 0.5 at the median. Where most of a round are honest, those that oppose them hardly
@@ -89,19 +73,20 @@ class SupportedReferences(Filter):
     * A crowded direction counts less for each that sends it: votes are divided by Σ vⱼ max(0, cⱼ)², relative to the
       median, if that is more than 1. Votes fall by 3 % a round. In the round, near-duplicates share votes as in
       `NearDuplicates`, with eᵢⱼ in the place of its square.
+    * An update that resembles no remembered ones, while others do, loses weight: see resemblance.py.
     * Memory has no say where more than half of a round agrees (mutual cosines of at least 0.6): updates are then judged
       by the direction of that majority, which has all its votes.
 
-    In the first round only near-duplicates lose weight. Where all would be rejected, none is. The score is minus the
-    least z, times how much the reference counts.
+    In the first round only near-duplicates lose weight. Where all would be rejected, none is. The score is the largest
+    −z / t: from 1 on an update is rejected.
 
     Args:
-        low: Up to this share of agreeing votes a reference does not count.
-        high: From this share on it counts fully.
+        low: Up to this share of agreeing votes a reference is as tolerant as can be.
+        high: From this share on it is as strict as can be.
     """
 
-    low: float = 0.58
-    high: float = 0.66
+    low: float = 0.5
+    high: float = 0.57
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.low < self.high <= 1:
@@ -113,50 +98,86 @@ class SupportedReferences(Filter):
         return ReferenceMemory()
 
     def __call__(self, cohort: Cohort, state: State) -> tuple[Judgment, State]:
-        memory: ReferenceMemory = state
+        # A memory without models is empty, or one of an earlier version, which is begun anew.
+        memory: ReferenceMemory = ReferenceMemory() if state.models is None else state
         seed = derive(cohort.seed, "supported references") if memory.seed is None else memory.seed
-        rows = cohort.trainable()
-        sketches = unit_sketches(rows, SKETCH_SIZE, seed)
+        rows, params = cohort.trainable(), cohort.params[None, : cohort.layout.n_trainable]
+        sketches, model = unit_sketches(rows, SKETCH_SIZE, seed).double(), sketch_model(params, seed)
         # All but the sketches is small, and goes to the CPU: a GPU would be waited for at each of the steps.
         similarity = cosines(rows).cpu()
-        with_model = cosines_with(rows, cohort.params[None, : rows.shape[1]])[:, 0].cpu()
         votes = _share_votes(similarity, memory.baseline)
-        now = Recent(sketches.double(), with_model, _agree_in_round(similarity, votes))
-        recent, votes = _recall(memory, now, votes)
-        agreement, weights = self._judge(similarity, recent, votes)
-        after = _remember(replace(memory, seed=seed), similarity, now, similarity.diagonal() > 0)
+        with_model, in_round = cosines_with(rows, params)[:, 0].cpu(), _agree_in_round(similarity, votes)
+        now = Arrivals(sketches, model, similarity.diagonal() > 0, with_model, in_round)
+        comparison = compare(memory, sketches, model)
+        agreement, weights = self._judge(memory, now, comparison, similarity, votes)
+        after = remember(replace(memory, seed=seed), now, comparison, similarity)
         scores, weights = (upload(values.to(cohort.weights.dtype), rows.device) for values in (-agreement, weights))
         return Judgment(scores, weights), after
 
     def _judge(
-        self, similarity: Float[Tensor, "n n"], recent: Recent | None, votes: Float[Tensor, " n"]
+        self,
+        memory: ReferenceMemory,
+        now: Arrivals,
+        comparison: Comparison | None,
+        similarity: Float[Tensor, "n n"],
+        votes: Float[Tensor, " n"],
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """How much each update agrees with what it is judged by, and its weight."""
+        """How much each update agrees with what it is judged by, in tolerances, and its weight."""
+        votes = votes if comparison is None else torch.minimum(votes, comparison.alone)
         majority = find_majority(similarity)
         if bool(majority.any()):
             agreement = relative_to_typical(cosine_with_members(similarity, majority))
             weights = torch.where(majority, 1, votes) * soften(agreement, 1.0)
-        elif recent is None:
+        elif comparison is None:
             agreement, weights = torch.zeros_like(votes), votes
         else:
-            agreement, trust = self._compare(recent, len(votes))
+            agreement, trust = self._trust(_recall(memory, now, comparison, votes), len(votes))
             weights = votes * trust
+            if len(comparison.nearest) > 0:
+                weights = weights * torch.where(now.moved, weigh_resemblance(comparison.nearest, memory.nearest), 1)
         return agreement, weights if bool((weights > 0).any()) else votes
 
-    def _compare(self, recent: Recent, n: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """How much the last n updates agree with the two references, and their trust in the light of both."""
-        model = relative_to_typical(recent.with_model)
-        model_counts = self._count_support(recent.votes, model > 0)
-        trust = 1 - model_counts * (1 - soften(model, 0.5))
-        common = _find_common_direction(recent.sketches, recent.votes * trust)
-        common_counts = self._count_support(recent.votes * trust, common > CLEAR)
-        trust = trust * (1 - common_counts * (1 - soften(common, 0.5)))
-        return torch.minimum(model_counts * model, common_counts * common)[-n:], trust[-n:]
+    def _trust(self, recent: Recent, n: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """How much the last n updates agree with the three references, in tolerances, and their trust."""
+        agreements = [relative_to_typical(recent.with_model), relative_to_typical(recent.turns)]
+        shares = [_find_support(recent.votes, agreement > 0) for agreement in agreements]
+        votes = recent.votes * _multiply_trust(self._apply_tolerance(agreements, shares))
+        common = _find_common_direction(recent.sketches, votes)
+        agreements, shares = [*agreements, common], [*shares, _find_support(votes, common > CLEAR)]
+        in_tolerances = self._apply_tolerance([agreement[-n:] for agreement in agreements], shares)
+        return in_tolerances.amin(dim=0), _multiply_trust(in_tolerances)
 
-    def _count_support(self, votes: Float[Tensor, " k"], agrees: Tensor) -> float:
-        """How much a reference counts, from 0 to 1."""
-        share = float((votes * agrees).sum() + UNDECIDED / 2) / float(votes.sum() + UNDECIDED)
-        return min(1.0, max(0.0, (share - self.low) / (self.high - self.low)))
+    def _apply_tolerance(self, agreements: list[Float[Tensor, " k"]], shares: list[float]) -> Float[Tensor, "r k"]:
+        """Agreement with each reference, divided by what that reference tolerates."""
+        support = [share - RIVALRY * (max(shares) - share) for share in shares]
+        missing = [min(1.0, max(0.0, (self.high - one) / (self.high - self.low))) for one in support]
+        return torch.stack(
+            [z / (STRICT * (WIDE / STRICT) ** part) for z, part in zip(agreements, missing, strict=True)]
+        )
+
+
+def _multiply_trust(in_tolerances: Float[Tensor, "r k"]) -> Float[Tensor, " k"]:
+    """For each reference 1 up to half of its tolerance, then less, and 0 from the whole on."""
+    return (2 + 2 * in_tolerances).clamp(0, 1).prod(dim=0)
+
+
+def _find_support(votes: Float[Tensor, " k"], agrees: Tensor) -> float:
+    """The share of votes that agree."""
+    return float((votes * agrees).sum() + UNDECIDED / 2) / float(votes.sum() + UNDECIDED)
+
+
+def _recall(memory: ReferenceMemory, now: Arrivals, comparison: Comparison, votes: Float[Tensor, " n"]) -> Recent:
+    """The remembered updates, and those of this round, whose votes those are that near-duplicates share."""
+
+    def join(past: Tensor | None, new: Tensor) -> Tensor:
+        return new if past is None else torch.cat([past.to(new), new])
+
+    return Recent(
+        join(memory.sketches, now.sketches),
+        join(memory.with_model, now.with_model),
+        join(memory.turns, comparison.turns),
+        join(comparison.past_votes, votes * now.in_round.to(votes)),
+    )
 
 
 def _share_votes(similarity: Float[Tensor, "n n"], baseline: float | None) -> Float[Tensor, " n"]:
@@ -175,30 +196,6 @@ def _agree_in_round(similarity: Float[Tensor, "n n"], votes: Float[Tensor, " n"]
     return (0.5 + above / (2 * median_of(above.abs()).clamp_min(ROUNDING))).clamp(0, 1)
 
 
-def _recall(memory: ReferenceMemory, now: Recent, votes: Float[Tensor, " n"]) -> tuple[Recent | None, Tensor]:
-    """The remembered updates with those of this round, and the votes of the latter. None: nothing is remembered.
-
-    The votes of `now` are those that its round gave, and `votes` those that near-duplicates share.
-    """
-    if memory.sketches is None or memory.rounds is None or memory.with_model is None or memory.in_round is None:
-        return None, votes
-    if len(memory.sketches) == 0:
-        return None, votes
-    # In float64, so that the order of the rows does not show.
-    past = memory.sketches.to(now.sketches)
-    past_votes = DECAY ** (memory.n_rounds - memory.rounds.cpu()).double()
-    counts = upload(past_votes, past.device)
-    crowding = ((past @ past.T).clamp(0, 1).square() @ counts).cpu()
-    typical = median_of(crowding)
-    crowding_now = ((now.sketches @ past.T).clamp(0, 1).square() @ counts).cpu() / typical
-    votes = torch.minimum(votes, 1 / crowding_now.clamp_min(1))
-    past_votes = past_votes / (crowding / typical).clamp_min(1) * memory.in_round.to(past_votes)
-    with_model = torch.cat([memory.with_model.to(now.with_model), now.with_model])
-    return Recent(
-        torch.cat([past, now.sketches]), with_model, torch.cat([past_votes, votes * now.votes.to(votes)])
-    ), votes
-
-
 def _find_common_direction(sketches: Float[Tensor, "k s"], votes: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """How much every update agrees with the mean of the others that agree with it, in units of a typical agreement."""
     kept, agreement, own = torch.ones_like(votes), votes, sketches.square().sum(dim=1).cpu()
@@ -208,39 +205,3 @@ def _find_common_direction(sketches: Float[Tensor, "k s"], votes: Float[Tensor, 
         agreement = relative_to_typical(along - counts * own)
         kept = (0.5 + agreement).clamp(0, 1)
     return agreement
-
-
-def _pick(sketches: Float[Tensor, "m s"], chosen: Bool[Tensor, " m"]) -> Float[Tensor, "k s"]:
-    """These sketches, without waiting for a GPU."""
-    return sketches[upload(chosen.nonzero().flatten(), sketches.device)]
-
-
-def _remember(
-    memory: ReferenceMemory, similarity: Float[Tensor, "n n"], now: Recent, moved: Bool[Tensor, " n"]
-) -> ReferenceMemory:
-    """Whole rounds are forgotten, the oldest first, as long as enough updates are left. Zero rows are not kept.
-
-    Nor is a memory of an earlier version, which lacks a field.
-    """
-    known = memory.in_round is not None
-    rounds = torch.full((int(moved.sum()),), memory.n_rounds, dtype=torch.int64)
-    new = (_pick(now.sketches, moved).float(), now.with_model[moved], now.votes[moved], rounds)
-    past = (memory.sketches, memory.with_model, memory.in_round, memory.rounds)
-    sketches, with_model, in_round, rounds = (
-        torch.cat([early.to(late), late]) if known and early is not None else late
-        for early, late in zip(past, new, strict=True)
-    )
-    if len(rounds) > MIN_REMEMBERED:
-        kept = rounds >= rounds[-MIN_REMEMBERED]
-        sketches = _pick(sketches, kept)
-        with_model, in_round, rounds = with_model[kept], in_round[kept], rounds[kept]
-    typical = typical_cosine(similarity)
-    return ReferenceMemory(
-        sketches,
-        with_model,
-        in_round,
-        rounds,
-        n_rounds=memory.n_rounds + 1,
-        seed=memory.seed,
-        baseline=memory.baseline if typical is None else running_average(memory.baseline, typical, BASELINE_DECAY),
-    )

@@ -100,15 +100,14 @@ def two_references(tolerance: float = 0.3, taper: float = 1.5, max_mean_ratio: f
     return Defense((TwoReferences(tolerance),), TaperedMean(taper, max_mean_ratio))
 
 
-def factions(low: float = 0.58, high: float = 0.66, taper: float = 1.5, max_mean_ratio: float = 1.2) -> Defense:
-    """Reject what opposes the model or the recent updates, where most agree with them, then a mean of clipped updates.
+def factions(low: float = 0.5, high: float = 0.57, max_mean_ratio: float = 1.2) -> Defense:
+    """Reject what opposes the model, its movement or the recent updates, then a mean of clipped updates.
 
     The project's own defense; docs/factions.md describes it.
 
     Args:
-        low: Up to this share of recent updates that agree with it, a reference does not count.
-        high: From this share on it counts fully.
-        taper: From how many typical norms on an update counts less than a typical one.
+        low: Up to this share of recent updates that agree with it, a reference is as tolerant as can be.
+        high: From this share on it is as strict as can be.
         max_mean_ratio: The largest norm of the mean, in running averages of that norm.
     """
-    return Defense((SupportedReferences(low, high),), TypicalNormMean(taper, max_mean_ratio))
+    return Defense((SupportedReferences(low, high),), TypicalNormMean(max_mean_ratio))
