@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -193,6 +194,52 @@ def test_without_an_attack_nobody_is_rejected() -> None:
         rows = draw_round(rng, 2 * np.eye(10, 60) + 0.2, malicious=0)
         judgment, state = rule(with_model(rows, [0.0] * 60), state)
         assert bool((judgment.weights > 0).all())
+
+
+def train(forge: Callable[[np.random.Generator, Rows, Rows], Rows], n_rounds: int = 80) -> tuple[Rows, Rows]:
+    """Ten groups of clients, one by their data, whose loss is less along all of them. Three of ten are malicious.
+
+    Returns which shares of the malicious and of the honest updates are not rejected in the last 40 rounds.
+    """
+    rng, kept = np.random.default_rng(7), []
+    targets, model = 3 * np.eye(10, 60) + 0.3, np.zeros(60)
+    rule, state = SupportedReferences(), SupportedReferences().init()
+    for _ in range(n_rounds):
+        honest = 0.1 * (targets[rng.integers(10, size=10)] - model) + 0.03 * rng.normal(size=(10, 60))
+        rows = np.concatenate([forge(rng, honest[:3], model), honest[3:]])
+        judgment, state = rule(with_model(rows, model.tolist()), state)
+        kept.append((judgment.weights > 0).numpy())
+        model = model + honest[3:].mean(axis=0) / 4
+    late = np.array(kept[-40:])
+    return late[:, :3].mean(), late[:, 3:].mean()
+
+
+def test_reversed_updates_are_found_where_most_of_their_group_are_reversed() -> None:
+    """All malicious clients have the data of one group, of which they are three quarters."""
+    malicious, honest = train(
+        lambda rng, own, model: -0.1 * (3 * np.eye(1, 60) + 0.3 - model + 0.3 * rng.normal(size=(3, 60)))
+    )
+    assert malicious < 0.05
+    assert honest > 0.9
+
+
+def test_a_rollback_is_found() -> None:
+    past: list[Rows] = []
+
+    def roll_back(rng: np.random.Generator, own: Rows, model: Rows) -> Rows:
+        past.append(model)
+        back = past[max(0, len(past) - 20)] - model
+        return np.tile(back, (3, 1)) + 1e-6 * rng.normal(size=(3, 60))
+
+    malicious, honest = train(roll_back)
+    assert malicious < 0.05
+    assert honest > 0.9
+
+
+def test_noise_that_resembles_nothing_loses_its_vote() -> None:
+    malicious, honest = train(lambda rng, own, model: rng.normal(size=(3, 60)))
+    assert malicious < 0.2
+    assert honest > 0.8
 
 
 def test_where_updates_agree_with_nothing_no_reference_counts() -> None:
