@@ -18,7 +18,19 @@ pytestmark = pytest.mark.slow  # reads published records
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "factions.md").read_text(encoding="utf-8")
 HISTORY = (DOCS / "factions-history.md").read_text(encoding="utf-8")
-RUN = [("mnist", 0), ("mnist", 10), ("fashion-mnist", 0), ("fashion-mnist", 10), ("fashion-mnist", 12)]
+RUN = {  # page → its pack, the runs of its table, and the first line of the table
+    "PAGE": (
+        "factions",
+        [("mnist", 0), ("mnist", 10), ("fashion-mnist", 0), ("fashion-mnist", 10)],
+        "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 |",
+    ),
+    "HISTORY": (
+        "former-factions",
+        [("mnist", 0), ("mnist", 10), ("fashion-mnist", 0), ("fashion-mnist", 10), ("fashion-mnist", 12)],
+        "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 | "
+        "Fashion-MNIST, seed 12 |",
+    ),
+}
 COLUMNS = [(field, seeds) for field in ("mnist", "fashion-mnist") for seeds in ((0, 1), (10, 11, 12, 13, 14))]
 INFORMED = {"adaptive", "persistent"}
 
@@ -51,14 +63,14 @@ def find_losses(attack: str, field: str, seeds: Iterable[int]) -> list[float]:
 ARENA = read_accuracies(DOCS / "arena" / "two-references" / "records.jsonl.gz")
 
 
-def test_what_factions_loses() -> None:
-    ends = read_accuracies(DOCS / "arena" / "factions" / "records.jsonl.gz")
-    heading = "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 | "
-    heading += "Fashion-MNIST, seed 12 |"
-    rows = read_table(PAGE, heading)
+@pytest.mark.parametrize(("name", "page"), [("PAGE", PAGE), ("HISTORY", HISTORY)])
+def test_what_factions_and_the_rule_before_lose(name: str, page: str) -> None:
+    folder, columns, heading = RUN[name]
+    ends = read_accuracies(DOCS / "arena" / folder / "records.jsonl.gz")
+    rows = read_table(page, heading)
     assert {row[0] for row in rows} == {attack for _, defense, attack in ends if defense == "Factions"}
     for attack, *figures in rows:
-        for figure, (field, seed) in zip(figures, RUN, strict=True):
+        for figure, (field, seed) in zip(figures, columns, strict=True):
             end = ends[f"arena-{field}-30", "Factions", attack].get(seed)
             plain = ends[f"arena-{field}-30", "none", "none"].get(seed)
             assert figure == ("–" if end is None or plain is None else f"{plain - end:.1f}")

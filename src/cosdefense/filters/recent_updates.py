@@ -30,7 +30,8 @@ class ReferenceMemory:
         turns: How much each of them turned away from where the model had moved, see `find_turns`.
         in_round: From 0 to 1, how much each of them agreed with its round.
         rounds: In which round each of them came.
-        models: A sketch of the model of every round since the first of these, with its norm.
+        models: A sketch of the model of every round since the first of these, with its norm: in float64, so that one
+            that did not move has moved by exactly nothing.
         nearest: How much each of the last 400 updates resembled those before it, see `find_nearest`.
         n_rounds: How many rounds there were.
         seed: Of the sketches: who knows it can deceive the rule.
@@ -86,6 +87,24 @@ class Comparison:
     past_votes: Float[Tensor, " m"]
 
 
+@dataclass(frozen=True)
+class Recent:
+    """The updates of recent rounds and of this one, which come last.
+
+    Args:
+        sketches: Of norm 1.
+        with_model: Their cosines with the model of their round.
+        turns: How much they turned away from where the model had moved.
+        votes: How much each counts. Old ones count less, those in a crowded direction, and those that disagreed with
+            their round.
+    """
+
+    sketches: Float[Tensor, "k s"]
+    with_model: Float[Tensor, " k"]
+    turns: Float[Tensor, " k"]
+    votes: Float[Tensor, " k"]
+
+
 def sketch_model(params: Float[Tensor, "1 k"], seed: int) -> Float[Tensor, " s"]:
     """A sketch of the model: differences of two of them are sketches of how it moved."""
     return (unit_sketches(params, SKETCH_SIZE, seed).double() * row_norms(params).double()[:, None])[0]
@@ -113,6 +132,16 @@ def compare(memory: ReferenceMemory, sketches: Float[Tensor, "n s"], model: Floa
     )
 
 
+def recall(memory: ReferenceMemory, now: Arrivals, comparison: Comparison, votes: Float[Tensor, " n"]) -> Recent:
+    """The remembered updates, and those of this round, whose votes those are that near-duplicates share."""
+    return Recent(
+        _join(memory.sketches, now.sketches),
+        _join(memory.with_model, now.with_model),
+        _join(memory.turns, comparison.turns),
+        _join(comparison.past_votes, votes * now.in_round.to(votes)),
+    )
+
+
 def remember(
     memory: ReferenceMemory, now: Arrivals, comparison: Comparison | None, similarity: Float[Tensor, "n n"]
 ) -> ReferenceMemory:
@@ -132,8 +161,8 @@ def remember(
     models = models[-(memory.n_rounds + 1 - first) :]
     typical = typical_cosine(similarity)
     return ReferenceMemory(
-        sketches.float(), with_model, turns, in_round, rounds, models.float(),
-        nearest=_join(memory.nearest, nearest)[-N_TYPICAL:],
+        sketches.float(), with_model, turns, in_round, rounds, models,
+        nearest=_join(memory.nearest, nearest.sort().values)[-N_TYPICAL:],  # the order of a round does not show
         n_rounds=memory.n_rounds + 1,
         seed=memory.seed,
         baseline=memory.baseline if typical is None else running_average(memory.baseline, typical, BASELINE_DECAY),

@@ -16,7 +16,17 @@ from ..core import Cohort, Filter, Judgment, State, derive
 from ..ops import cosines, cosines_with, median_of, unit_sketches, upload
 from .agreement import cosine_with_members, find_majority, relative_to_typical, soften
 from .near_duplicates import excess_cosines, typical_cosine
-from .recent_updates import SKETCH_SIZE, Arrivals, Comparison, ReferenceMemory, compare, remember, sketch_model
+from .recent_updates import (
+    SKETCH_SIZE,
+    Arrivals,
+    Comparison,
+    Recent,
+    ReferenceMemory,
+    compare,
+    recall,
+    remember,
+    sketch_model,
+)
 from .resemblance import weigh_resemblance
 
 UNDECIDED = 10  # votes, half for a reference and half against it, that few remembered updates must outweigh
@@ -25,24 +35,6 @@ ROUNDING = 1e-6  # smaller differences between the agreements of a round mean no
 CLEAR = 0.3  # of a typical agreement: the common direction is chosen to agree with many, so some agree by chance
 STRICT, WIDE = 0.5, 5.0  # tolerance, in typical agreements, of a reference that most support, and of one that few do
 RIVALRY = 2.0  # shares of votes by which a reference loses support, for each by which another has more
-
-
-@dataclass(frozen=True)
-class Recent:
-    """The updates of recent rounds and of this one, which come last.
-
-    Args:
-        sketches: Of norm 1.
-        with_model: Their cosines with the model of their round.
-        turns: How much they turned away from where the model had moved.
-        votes: How much each counts. Old ones count less, those in a crowded direction, and those that disagreed with
-            their round.
-    """
-
-    sketches: Float[Tensor, "k s"]
-    with_model: Float[Tensor, " k"]
-    turns: Float[Tensor, " k"]
-    votes: Float[Tensor, " k"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,7 @@ class SupportedReferences(Filter):
         elif comparison is None:
             agreement, weights = torch.zeros_like(votes), votes
         else:
-            agreement, trust = self._trust(_recall(memory, now, comparison, votes), len(votes))
+            agreement, trust = self._trust(recall(memory, now, comparison, votes), len(votes))
             weights = votes * trust
             if len(comparison.nearest) > 0:
                 weights = weights * torch.where(now.moved, weigh_resemblance(comparison.nearest, memory.nearest), 1)
@@ -164,20 +156,6 @@ def _multiply_trust(in_tolerances: Float[Tensor, "r k"]) -> Float[Tensor, " k"]:
 def _find_support(votes: Float[Tensor, " k"], agrees: Tensor) -> float:
     """The share of votes that agree."""
     return float((votes * agrees).sum() + UNDECIDED / 2) / float(votes.sum() + UNDECIDED)
-
-
-def _recall(memory: ReferenceMemory, now: Arrivals, comparison: Comparison, votes: Float[Tensor, " n"]) -> Recent:
-    """The remembered updates, and those of this round, whose votes those are that near-duplicates share."""
-
-    def join(past: Tensor | None, new: Tensor) -> Tensor:
-        return new if past is None else torch.cat([past.to(new), new])
-
-    return Recent(
-        join(memory.sketches, now.sketches),
-        join(memory.with_model, now.with_model),
-        join(memory.turns, comparison.turns),
-        join(comparison.past_votes, votes * now.in_round.to(votes)),
-    )
 
 
 def _share_votes(similarity: Float[Tensor, "n n"], baseline: float | None) -> Float[Tensor, " n"]:
