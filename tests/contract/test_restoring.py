@@ -183,12 +183,16 @@ def test_our_own_rules_withstand_the_lengths_of_earlier_rounds(name: str, n_roun
 
 @pytest.mark.parametrize("n_malicious", [3, 4])
 def test_factions_follow_slowly_after_tiny_updates(n_malicious: int) -> None:
-    """Where remembered updates are a hundred times as short, the way is right, and the step as short as those."""
+    """Where remembered updates are a hundred times as short, the way is right, and the step as short as those.
+
+    In a first round with four such updates every length is cut at 0.01, the mean ratio of norms to their median is 0.6,
+    and 0.6 of the updates are honest: 0.0036.
+    """
     tiny, agreed = Forgery(Candidate("reversed", 0.0), noise=0.01), HonestRows(0.8)
     first = Scenario(Rounds(agreed, n_malicious, tiny))
     later = Scenario(Rounds(agreed, n_malicious, HONEST_FORGERY), (Rounds(agreed, 10, tiny, 16),))
     for scenario in (first, later):
-        assert measure_progress(get("factions"), scenario) > 0.003  # of the norm 1 of honest updates
+        assert measure_progress(get("factions"), scenario) > 0.003
 
 
 def measure_progress(defense: Defense, scenario: Scenario) -> float:

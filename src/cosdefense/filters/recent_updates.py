@@ -133,7 +133,7 @@ def compare(memory: ReferenceMemory, sketches: Float[Tensor, "n s"], model: Floa
 
 
 def recall(memory: ReferenceMemory, now: Arrivals, comparison: Comparison, votes: Float[Tensor, " n"]) -> Recent:
-    """The remembered updates, and those of this round, whose votes those are that near-duplicates share."""
+    """The remembered updates, then those of this round, whose votes in this round are given."""
     return Recent(
         _join(memory.sketches, now.sketches),
         _join(memory.with_model, now.with_model),

@@ -14,7 +14,7 @@ from ..ops import median_of
 
 N_TYPICAL = 400  # values of recent updates, whose median is typical
 N_ENOUGH = 60  # fewer say nothing
-NEIGHBORS = 3  # remembered updates that one has to resemble: a few malicious ones with the same noise are not enough
+NEIGHBORS = 3  # remembered updates that one has to resemble; noise that is sent again does, and shares its votes
 LOW, HIGH = 0.55, 0.75  # of what is typical: less is no resemblance, more is enough
 UNCLEAR, CLEAR = 0.3, 0.6  # typical resemblance up to which, and from which on, it is a mark of honest updates
 
