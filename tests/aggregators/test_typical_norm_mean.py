@@ -22,26 +22,27 @@ def test_it_computes_its_formula() -> None:
         rows, weights = rng.normal(size=(10, 4)) * rng.lognormal(sigma=1.0, size=(10, 1)), rng.integers(0, 3, size=10)
         weights[0] = 1
         norms = np.linalg.norm(rows, axis=1)
-        past = [*past, *zip(norms, weights, strict=True)][-MIN_REMEMBERED:]
+        full = np.minimum(1, weights / (0.5 * weights[weights > 0].mean()))
+        past = [*past, *zip(norms, full, strict=True)][-MIN_REMEMBERED:]
         total = sum(weight for _, weight in past)
         wanted = total * (0.5 - 0.5 / math.sqrt(total))
         limit = next(norm for norm, _ in sorted(past) if sum(w for other, w in past if other <= norm) >= wanted)
         typical, counting = limit, norms[weights > 0]
-        start = max(typical, np.quantile(counting, 0.5, method="lower"))
+        start = max(1.5 * typical, np.quantile(counting, 0.5, method="lower"))
         usual = np.quantile(counting, 0.5, method="higher")
-        limit = min(typical, 1.5 * usual)
-        lengths = [min(norm, limit) * min(1.0, start / norm) for norm in norms]
+        shorter = min(typical, usual)
+        lengths = [min(norm, 1.5 * shorter) * min(1.0, start / norm) for norm in norms]
         directions = [
             w * length * row / norm for w, length, row, norm in zip(weights, lengths, rows, norms, strict=True)
         ]
         ratios = [*ratios, *(norms / np.median(counting))][-MIN_REMEMBERED:]
         counts = [w * min(1.0, 3.0 / ratio) ** 4 for ratio, (_, w) in zip(ratios, past, strict=True)]
         ratio = sum(c * min(r, 3.0) for c, r in zip(counts, ratios, strict=True)) / sum(counts)
-        step = min(typical, usual) * ratio
+        step = shorter * ratio
         mean = step * np.sum(directions, axis=0) / np.dot(weights, lengths)
         norm = float(np.linalg.norm(mean))
         average = norm if average is None else average
-        allowed = max(1.2 * average, 0.3 * limit)
+        allowed = max(1.2 * average, 0.3 * shorter)
         mean *= min(1.0, allowed / norm)
         average = 0.95 * average + 0.05 * min(norm, max(2 * average, allowed))
         cohort = replace(weights_only(rows.tolist()), weights=torch.tensor(weights, dtype=torch.float64))
@@ -87,6 +88,15 @@ def test_rejected_updates_do_not_move_the_typical_norm() -> None:
     assert update.tolist() == pytest.approx([1.0, 0.0])
     update, _ = TypicalNormMean()(weights_only([[1.0, 0.0]]), state)
     assert update.tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_crowded_updates_count_as_much_as_noise_for_the_typical_norm() -> None:
+    """Near-duplicates share votes: a filter gives them a third of the weight of noise. They are still the majority."""
+    state = TypicalNormMean().init()
+    for _ in range(20):
+        rows, weights = [[1.0, 0.0]] * 6 + [[0.0, 1e6]] * 4, torch.tensor([0.35] * 6 + [1.0] * 4, dtype=torch.float64)
+        update, state = TypicalNormMean()(replace(weights_only(rows), weights=weights), state)
+        assert float(update.norm()) <= 1 + 1e-9
 
 
 def test_zero_updates_do_not_slow_the_model_down() -> None:

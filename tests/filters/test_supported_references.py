@@ -79,9 +79,11 @@ class Reference:
                 [min(v, 1 / max(1.0, self.crowd(u, ages) / usual)) for v, u in zip(votes, units, strict=True)]
             )
             turns = self.turn(units, model, ages)
-            weights = votes * self.trust(units, with_model, turns, np.concatenate([old, votes * in_round]))[-n:]
             nearest = [sorted(abs(unit @ one.unit) for one in self.past)[-3] for unit in units]
-            weights = weights * self.resemble(nearest)
+            resemblance = self.resemble(nearest)
+            in_round = in_round * resemblance
+            trust = self.trust(units, with_model, turns, np.concatenate([old, votes * in_round]))[-n:]
+            weights = votes * trust * resemblance
             weights = weights if weights.any() else votes
         self.baseline = typical if self.baseline is None else 0.95 * self.baseline + 0.05 * typical
         self.past += [Remembered(self.now, *one) for one in zip(units, with_model, turns, in_round, strict=True)]
@@ -125,16 +127,20 @@ class Reference:
     def weigh(self, agreements: list[Rows], shares: list[float]) -> Rows:
         """2 + 2 z / t of every reference, multiplied."""
         weights, self.tolerances = np.ones(len(agreements[0])), []
-        for agreement, share in zip(agreements, shares, strict=True):
+        step = self.high - self.low
+        for number, (agreement, share) in enumerate(zip(agreements, shares, strict=True)):
             support = share - 2 * (max(shares) - share)
-            self.tolerances.append(0.5 * 10 ** min(1, max(0, (self.high - support) / (self.high - self.low))))
+            tolerance = 0.5 * 10 ** min(1, max(0, (self.high - support) / step))
+            if number < 2:
+                tolerance = min(tolerance, 1.5 * (5 / 1.5) ** min(1, max(0, (self.high + step - share) / step)))
+            self.tolerances.append(tolerance)
             weights *= np.array([min(1, max(0, 2 + 2 * z / self.tolerances[-1])) for z in agreement])
         return weights
 
     def resemble(self, nearest: list[float]) -> Rows:
-        if len(self.nearest) < 60:
+        if len(self.nearest) < 30:
             return np.ones(len(nearest))
-        typical = median(np.array(self.nearest))
+        typical = float(np.quantile(self.nearest, 0.6))
         clear = min(1, max(0, (typical - 0.3) / 0.3))
         return np.array([1 - clear * (1 - min(1, max(0, (near / typical - 0.55) / 0.2))) for near in nearest])
 

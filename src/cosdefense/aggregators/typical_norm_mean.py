@@ -1,4 +1,4 @@
-"""Typical norm mean: updates are clipped to a typical norm of recent rounds; much longer ones hardly count.
+"""Typical norm mean: an update counts by its norm up to a little more than a typical one, and less beyond.
 
 This rule was made for this project. See docs/factions.md for the measurements.
 """
@@ -17,7 +17,8 @@ from ..core import Aggregator, Cohort, State, running_average
 from ..ops import row_norms, weighted_sum
 
 MIN_REMEMBERED = 400  # updates of recent rounds
-AT_ONCE = 1.5  # median norms of a round: the longest that an update may count as
+LONGEST = 1.5  # typical norms: the longest that an update may count as
+HALF = 0.5  # of the mean weight of a round: from there on a norm counts fully, so that crowded updates do
 LARGEST_RATIO = 3.0  # of norms of honest updates to the median of their round; few are above
 CAUTION = 1.0  # standard deviations of a share below the median
 SHORTEST = 0.3  # of a typical norm: no history of means that canceled limits the next one to less
@@ -30,7 +31,7 @@ class RecentNorms:
 
     Args:
         norms: Of the updates.
-        weights: That filters gave them.
+        weights: How much each counts, by the weights that filters gave them.
         ratios: Of each norm to the median norm of its round.
         mean: The running average of the norm of the mean.
     """
@@ -43,22 +44,22 @@ class RecentNorms:
 
 @dataclass(frozen=True)
 class TypicalNormMean(Aggregator):
-    """S · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update up to L, and L² / ‖uᵢ‖ beyond.
+    """S · Σ wᵢ ℓᵢ uᵢ / ‖uᵢ‖ / Σ wᵢ ℓᵢ, where ℓᵢ is the norm of an update up to M = 1.5 L, and M² / ‖uᵢ‖ beyond.
 
-    L is a quantile of the norms of this and of recent rounds, at least 400 updates, each with its weight: 0.5 − 0.5 /
-    √N, where N is the sum of the weights. It is close to the median once there are many. In a first round of ten it is
-    the fourth shortest: few updates do not show which half of them is too long. One round cannot move it far, and
-    updates that a filter rejected do not move it.
+    L is a quantile of the norms of this and of recent rounds, at least 400 updates: 0.5 − 0.5 / √N, where N is how many
+    count. It is close to the median once there are many. In a first round of ten it is the fourth shortest: few updates
+    do not show which half of them is too long. One round cannot move it far, and updates that a filter rejected do not
+    move it. Those with half of the mean weight of their round or more count fully, others by their weight.
 
-    No norm is rejected, and no threshold decides between all and nothing: an update twice as long as L counts as L / 2.
-    Where the median norm of the round is more than L, updates count less from that median on. Where norms shrink from
-    round to round, L is out of date, so in ℓᵢ it is at most 1.5 times the median norm of the round, the upper one of
+    No norm is rejected, and no threshold decides between all and nothing: an update twice as long as M counts as M / 2.
+    Where the median norm of the round is more than M, updates count less from that median on. Where norms shrink from
+    round to round, L is out of date, so no ℓᵢ is more than 1.5 times the median norm of the round, the upper one of
     two. Because the sum is divided by the lengths, updates of zero do not slow the model down.
 
     S is the smaller one of L and that median, times the mean ratio of a remembered norm to the median of its own round:
     norms are skewed, and with a median as its length the step would be shorter than that of a mean. Ratios are clipped
     to 3, and larger ones hardly count. The mean is clipped to `max_mean_ratio` times the running average of its norm,
-    or to 0.3 L if that is more. Buffers get the same factors.
+    or to 0.3 of the smaller one of L and that median if that is more. Buffers get the same factors.
 
     Args:
         max_mean_ratio: The largest allowed norm of the mean, relative to the running average.
@@ -83,21 +84,22 @@ class TypicalNormMean(Aggregator):
         if len(counting) == 0:  # nobody moved the weights; buffers may have moved
             return weighted_sum(cohort.updates, weights / weights.sum()), state
         median = counting.quantile(0.5, interpolation="midpoint")
-        recent = _remember(memory, norms[norms > 0], weights[norms > 0], float(median))
+        full = (weights / (HALF * weights[weights > 0].mean())).clamp_max(1)
+        recent = _remember(memory, norms[norms > 0], full[norms > 0], float(median))
         remembered, counts, ratios = recent
         typical = _find_typical(remembered, counts)
         # Where most updates become long at once, none of them is unusual.
-        start = max(typical, float(counting.quantile(0.5, interpolation="lower")))
+        start = max(LONGEST * typical, float(counting.quantile(0.5, interpolation="lower")))
         # Where most become short at once, those as long as before would outweigh them.
         usual = float(counting.quantile(0.5, interpolation="higher"))
-        limit = min(typical, AT_ONCE * usual)
-        lengths = norms.clamp_max(limit) * start / norms.clamp_min(start)
+        shorter = min(typical, usual)
+        lengths = norms.clamp_max(LONGEST * shorter) * start / norms.clamp_min(start)
         factors = torch.where(norms > 0, weights * lengths / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
-        step = min(typical, usual) * _find_mean(ratios, counts)
+        step = shorter * _find_mean(ratios, counts)
         mean = weighted_sum(cohort.updates, step * factors / (weights * lengths).sum())
         norm = float(row_norms(mean[None, : cohort.layout.n_trainable]))
         average = memory.mean or norm
-        allowed = max(self.max_mean_ratio * average, SHORTEST * limit)
+        allowed = max(self.max_mean_ratio * average, SHORTEST * shorter)
         if norm > allowed:
             mean = mean * (allowed / norm)
         learned = running_average(memory.mean or None, min(norm, max(2 * average, allowed)), DECAY)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import running_average
 from ..ops import median_of, row_norms, unit_sketches, upload
 from .near_duplicates import typical_cosine
-from .resemblance import N_TYPICAL, find_nearest
+from .resemblance import N_TYPICAL, find_nearest, weigh_resemblance
 from .turning import find_turns
 
 SKETCH_SIZE = 2048  # numbers kept of an update; the error of a cosine is 0.02
@@ -28,7 +28,7 @@ class ReferenceMemory:
         sketches: One row per update, of norm 1.
         with_model: The cosine of each of them with the model of its round.
         turns: How much each of them turned away from where the model had moved, see `find_turns`.
-        in_round: From 0 to 1, how much each of them agreed with its round.
+        in_round: From 0 to 1, how much each of them agreed with its round and resembled earlier ones.
         rounds: In which round each of them came.
         models: A sketch of the model of every round since the first of these, with its norm: in float64, so that one
             that did not move has moved by exactly nothing.
@@ -59,7 +59,7 @@ class Arrivals:
         model: A sketch of the model of the round, with its norm.
         moved: Which updates are not zero.
         with_model: The cosine of each update with the model.
-        in_round: From 0 to 1, how much each of them agreed with its round.
+        in_round: From 0 to 1, how much each of them agreed with its round and resembled earlier ones.
     """
 
     sketches: Float[Tensor, "n s"]
@@ -76,13 +76,14 @@ class Comparison:
     Args:
         turns: How much each of them turns away from where the model has moved.
         nearest: How much each of them resembles remembered ones. Empty if too few are remembered.
+        resemblance: From 0 to 1, how much each of them counts by that.
         alone: From 0 to 1: one over how many times as many as usual resemble an update, at most 1.
-        past_votes: How much each remembered update counts by its age, by `alone`, and by how much it agreed with its
-            round.
+        past_votes: How much each remembered update counts by its age, by `alone`, and by `in_round`.
     """
 
     turns: Float[Tensor, " n"]
     nearest: Float[Tensor, " k"]
+    resemblance: Float[Tensor, " n"]
     alone: Float[Tensor, " n"]
     past_votes: Float[Tensor, " m"]
 
@@ -95,8 +96,8 @@ class Recent:
         sketches: Of norm 1.
         with_model: Their cosines with the model of their round.
         turns: How much they turned away from where the model had moved.
-        votes: How much each counts. Old ones count less, those in a crowded direction, and those that disagreed with
-            their round.
+        votes: How much each counts. Old ones count less, those in a crowded direction, those that disagreed with
+            their round, and those that resembled no earlier ones.
     """
 
     sketches: Float[Tensor, "k s"]
@@ -122,11 +123,12 @@ def compare(memory: ReferenceMemory, sketches: Float[Tensor, "n s"], model: Floa
     cosines = sketches @ past.T
     crowding = (cosines.clamp(0, 1).square() @ counts).cpu()
     past_crowding = ((past @ past.T).clamp(0, 1).square() @ counts).cpu()
-    usual = median_of(past_crowding)
+    usual, nearest = median_of(past_crowding), find_nearest(cosines)
     since = rounds - (memory.n_rounds - len(memory.models))
     return Comparison(
         find_turns(cosines, sketches, past, model - memory.models.to(model), since, counts),
-        find_nearest(cosines),
+        nearest,
+        weigh_resemblance(nearest, memory.nearest) if len(nearest) > 0 else torch.ones_like(crowding),
         1 / (crowding / usual).clamp_min(1),
         ages / (past_crowding / usual).clamp_min(1) * memory.in_round.to(ages),
     )

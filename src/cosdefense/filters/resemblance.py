@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..ops import median_of
-
-N_TYPICAL = 400  # values of recent updates, whose median is typical
-N_ENOUGH = 60  # fewer say nothing
+N_TYPICAL = 400  # values of recent updates
+TYPICAL = 0.6  # quantile of them: within what honest updates reach while 40 % resemble nothing, or one another
+N_ENOUGH = 30  # fewer say nothing
 NEIGHBORS = 3  # remembered updates that one has to resemble; noise that is sent again does, and shares its votes
 LOW, HIGH = 0.55, 0.75  # of what is typical: less is no resemblance, more is enough
 UNCLEAR, CLEAR = 0.3, 0.6  # typical resemblance up to which, and from which on, it is a mark of honest updates
@@ -30,7 +29,7 @@ def weigh_resemblance(nearest: Float[Tensor, " n"], recent: Float[Tensor, " k"] 
     """From 0 to 1: how much each update counts, by how much it resembles others, compared with recent updates."""
     if recent is None or len(recent) < N_ENOUGH:
         return torch.ones_like(nearest)
-    typical = float(median_of(recent.to(nearest)))
+    typical = float(recent.to(nearest).quantile(TYPICAL))
     if typical <= UNCLEAR:
         return torch.ones_like(nearest)
     clear = min(1.0, (typical - UNCLEAR) / (CLEAR - UNCLEAR))

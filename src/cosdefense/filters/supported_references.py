@@ -6,6 +6,7 @@ docs/factions-history.md what else was tried.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,13 +28,13 @@ from .recent_updates import (
     remember,
     sketch_model,
 )
-from .resemblance import weigh_resemblance
 
 UNDECIDED = 10  # votes, half for a reference and half against it, that few remembered updates must outweigh
 REPEATS = 5  # of finding the common direction: it hardly changes afterwards
 ROUNDING = 1e-6  # smaller differences between the agreements of a round mean nothing
 CLEAR = 0.3  # of a typical agreement: the common direction is chosen to agree with many, so some agree by chance
 STRICT, WIDE = 0.5, 5.0  # tolerance, in typical agreements, of a reference that most support, and of one that few do
+MODERATE = 1.5  # tolerance of one that many support, though another has more
 RIVALRY = 2.0  # shares of votes by which a reference loses support, for each by which another has more
 
 
@@ -56,7 +57,9 @@ class SupportedReferences(Filter):
     Each has a share s of the votes: of the updates that agree with it. An update keeps 2 + 2 z / t of its weight, from
     0 to 1, where z is its agreement in units of a typical one, and t = ½ · 10^((high − s') / (high − low)), from ½ to
     5. Here s' = s − 2 (best share of the three − s): a reference that has less support than another one is tolerant.
-    The weights of the three references are multiplied.
+    But the first two tolerate at most 1.5 · 3.33^((high + δ − s) / δ), from 1.5 to 5, where δ = high − low: with a
+    large share of their own they still reject what opposes them by far. The share of the third says less, because it is
+    chosen to agree with many. The weights of the three references are multiplied.
 
     * The vote of an update depends on its own round first: on its mean cosine with the others, which share votes as
       below, compared with the median of the round. It is multiplied by 1 from one median absolute deviation above on,
@@ -65,7 +68,7 @@ class SupportedReferences(Filter):
     * A crowded direction counts less for each that sends it: votes are divided by Σ vⱼ max(0, cⱼ)², relative to the
       median, if that is more than 1. Votes fall by 3 % a round. In the round, near-duplicates share votes as in
       `NearDuplicates`, with eᵢⱼ in the place of its square.
-    * An update that resembles no remembered ones, while others do, loses weight: see resemblance.py.
+    * An update that resembles no remembered ones, while others do, loses weight and vote: see resemblance.py.
     * Memory has no say where more than half of a round agrees (mutual cosines of at least 0.6): updates are then judged
       by the direction of that majority, which has all its votes.
 
@@ -99,8 +102,10 @@ class SupportedReferences(Filter):
         similarity = cosines(rows).cpu()
         votes = _share_votes(similarity, memory.baseline)
         with_model, in_round = cosines_with(rows, params)[:, 0].cpu(), _agree_in_round(similarity, votes)
-        now = Arrivals(sketches, model, similarity.diagonal() > 0, with_model, in_round)
         comparison = compare(memory, sketches, model)
+        if comparison is not None:
+            in_round = in_round * comparison.resemblance.to(in_round)
+        now = Arrivals(sketches, model, similarity.diagonal() > 0, with_model, in_round)
         agreement, weights = self._judge(memory, now, comparison, similarity, votes)
         after = remember(replace(memory, seed=seed), now, comparison, similarity)
         scores, weights = (upload(values.to(cohort.weights.dtype), rows.device) for values in (-agreement, weights))
@@ -124,9 +129,7 @@ class SupportedReferences(Filter):
             agreement, weights = torch.zeros_like(votes), votes
         else:
             agreement, trust = self._trust(recall(memory, now, comparison, votes), len(votes))
-            weights = votes * trust
-            if len(comparison.nearest) > 0:
-                weights = weights * torch.where(now.moved, weigh_resemblance(comparison.nearest, memory.nearest), 1)
+            weights = votes * trust * torch.where(now.moved, comparison.resemblance.to(trust), 1)
         return agreement, weights if bool((weights > 0).any()) else votes
 
     def _trust(self, recent: Recent, n: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
@@ -141,11 +144,17 @@ class SupportedReferences(Filter):
 
     def _apply_tolerance(self, agreements: list[Float[Tensor, " k"]], shares: list[float]) -> Float[Tensor, "r k"]:
         """Agreement with each reference, divided by what that reference tolerates."""
+        step = self.high - self.low
         support = [share - RIVALRY * (max(shares) - share) for share in shares]
-        missing = [min(1.0, max(0.0, (self.high - one) / (self.high - self.low))) for one in support]
-        return torch.stack(
-            [z / (STRICT * (WIDE / STRICT) ** part) for z, part in zip(agreements, missing, strict=True)]
-        )
+        tolerances = [_find_tolerance(STRICT, (self.high - one) / step) for one in support]
+        for i, share in enumerate(shares[:2]):  # the model and its movement
+            tolerances[i] = min(tolerances[i], _find_tolerance(MODERATE, (self.high + step - share) / step))
+        return torch.stack([z / tolerance for z, tolerance in zip(agreements, tolerances, strict=True)])
+
+
+def _find_tolerance(least: float, missing: float) -> float:
+    """From `least`, where no support is missing, to WIDE, where a whole step or more is."""
+    return least * math.pow(WIDE / least, min(1.0, max(0.0, missing)))
 
 
 def _multiply_trust(in_tolerances: Float[Tensor, "r k"]) -> Float[Tensor, " k"]:
