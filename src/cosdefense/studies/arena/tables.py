@@ -86,13 +86,17 @@ def _describe_outcome(setting: Setting) -> str:
         attack, _ = full[0].worst
         lost = f"{_points(full[0].lost(attack))} points, under {attack}"
         name = _name(full[0])
-        sentences.append(f"Of the defenses without an oracle, {name} has the best worst case: it loses {lost}.")
+        if len(full) > 1:
+            sentences.append(f"Of the defenses without an oracle, {name} has the best worst case: it loses {lost}.")
+        else:
+            sentences.append(f"In its worst case {name} loses {lost}.")
         sentences.append(f"Runs of it that collapse: {_collapses(full[0])}.")
     adaptive = [(result.most_lost_under(*INFORMED), result) for result in setting.results_with(oracle=False)]
     tried = [(lost, result) for lost, result in adaptive if lost is not None]
     if tried:
         least, best = min(tried, key=lambda pair: pair[0])
-        sentences.append(f"Under attackers that adapt to it, {_name(best)} loses least: {_points(least)} points.")
+        loses = "loses least:" if len(tried) > 1 else "loses"
+        sentences.append(f"Under attackers that adapt to it, {_name(best)} {loses} {_points(least)} points.")
     return " ".join(sentences)
 
 
