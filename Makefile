@@ -19,9 +19,9 @@ demo: .venv/.installed
 	$(BIN)/python -m cosdefense demo
 
 # tests/conftest.py sorts the files: those with long tests first, so that they do not come last and alone.
-# Three processes for two cores, because many tests wait for others: for servers, deadlines, killed processes.
+# Four processes for two cores, because many tests wait for others: for servers, deadlines, killed processes.
 test: .venv/.developing
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=15
 
 quick: .venv/.developing
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not federation"
