@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow  # reads published records
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "factions.md").read_text(encoding="utf-8")
 HISTORY = (DOCS / "factions-history.md").read_text(encoding="utf-8")
-FIRST, SECOND = (0, 10), (0, 10, 12)  # seeds on Fashion-MNIST
+SEEDS_OF_THREE, SEEDS_OF_TWO = (0, 10), (0, 10, 12)  # references, on Fashion-MNIST
 OLDER = {  # the pack of a former version, the runs of its table in the history, and the first line of the table
     "three-references/cpu.jsonl.gz": (
-        [("mnist", 0), ("mnist", 10), *(("fashion-mnist", seed) for seed in FIRST)],
+        [("mnist", 0), ("mnist", 10), *(("fashion-mnist", seed) for seed in SEEDS_OF_THREE)],
         "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 |",
     ),
     "former-factions/records.jsonl.gz": (
-        [("mnist", 0), ("mnist", 10), *(("fashion-mnist", seed) for seed in SECOND)],
+        [("mnist", 0), ("mnist", 10), *(("fashion-mnist", seed) for seed in SEEDS_OF_TWO)],
         "| attack | MNIST, seed 0 | MNIST, seed 10 | Fashion-MNIST, seed 0 | Fashion-MNIST, seed 10 | "
         "Fashion-MNIST, seed 12 |",
     ),

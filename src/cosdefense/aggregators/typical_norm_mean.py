@@ -18,7 +18,7 @@ from ..ops import row_norms, weighted_sum
 
 MIN_REMEMBERED = 400  # updates of recent rounds
 LONGEST = 1.5  # typical norms: the longest that an update may count as
-HALF = 0.5  # of the mean weight of a round: from there on a norm counts fully, so that crowded updates do
+HALF = 0.5  # of the mean weight of those not rejected: from there on a norm counts fully, so that crowded updates do
 LARGEST_RATIO = 3.0  # of norms of honest updates to the median of their round; few are above
 CAUTION = 1.0  # standard deviations of a share below the median
 SHORTEST = 0.3  # of a typical norm: no history of means that canceled limits the next one to less
@@ -49,7 +49,7 @@ class TypicalNormMean(Aggregator):
     L is a quantile of the norms of this and of recent rounds, at least 400 updates: 0.5 − 0.5 / √N, where N is how many
     count. It is close to the median once there are many. In a first round of ten it is the fourth shortest: few updates
     do not show which half of them is too long. One round cannot move it far, and updates that a filter rejected do not
-    move it. Those with half of the mean weight of their round or more count fully, others by their weight.
+    move it. Those with half of the mean weight of the others, or more, count fully, those with less by their weight.
 
     No norm is rejected, and no threshold decides between all and nothing: an update twice as long as M counts as M / 2.
     Where the median norm of the round is more than M, updates count less from that median on. Where norms shrink from

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 N_TYPICAL = 400  # values of recent updates
-TYPICAL = 0.6  # quantile of them: within what honest updates reach while 40 % resemble nothing, or one another
+TYPICAL = 0.6  # quantile of them: that of an honest update, also where 40 % are noise, or copies of one another
 N_ENOUGH = 30  # fewer say nothing
 NEIGHBORS = 3  # remembered updates that one has to resemble; noise that is sent again does, and shares its votes
 LOW, HIGH = 0.55, 0.75  # of what is typical: less is no resemblance, more is enough

@@ -34,7 +34,7 @@ REPEATS = 5  # of finding the common direction: it hardly changes afterwards
 ROUNDING = 1e-6  # smaller differences between the agreements of a round mean nothing
 CLEAR = 0.3  # of a typical agreement: the common direction is chosen to agree with many, so some agree by chance
 STRICT, WIDE = 0.5, 5.0  # tolerance, in typical agreements, of a reference that most support, and of one that few do
-MODERATE = 1.5  # tolerance of one that many support, though another has more
+MODERATE = 1.5  # the most that the model and its movement tolerate where many support them, though another has more
 RIVALRY = 2.0  # shares of votes by which a reference loses support, for each by which another has more
 
 
@@ -69,8 +69,8 @@ class SupportedReferences(Filter):
       median, if that is more than 1. Votes fall by 3 % a round. In the round, near-duplicates share votes as in
       `NearDuplicates`, with eᵢⱼ in the place of its square.
     * An update that resembles no remembered ones, while others do, loses weight and vote: see resemblance.py.
-    * Memory has no say where more than half of a round agrees (mutual cosines of at least 0.6): updates are then judged
-      by the direction of that majority, which has all its votes.
+    * Memory has no say about weights where more than half of a round agrees (mutual cosines of at least 0.6): updates
+      are then judged by the direction of that majority, which has all its votes.
 
     In the first round only near-duplicates lose weight. Where all would be rejected, none is. The score is the largest
     −z / t: from 1 on an update is rejected.
