@@ -1,4 +1,4 @@
-"""The example of the Python API runs, learns, and rejects malicious clients only."""
+"""The example of the Python API runs, learns, and rejects the malicious clients and few others."""
 
 from __future__ import annotations
 
@@ -24,4 +24,6 @@ def test_the_example_learns_and_rejects_malicious_clients(capsys: pytest.Capture
     malicious = [set(re.findall(r"\d+", found)) for *_, found in parts]
     assert all(truth <= found for found, truth in zip(rejected, malicious, strict=True))
     assert len(set.union(*malicious)) >= 2
-    assert sum(len(found - truth) for found, truth in zip(rejected, malicious, strict=True)) <= 1  # honest clients
+    n_honest = 10 * len(parts) - sum(len(truth) for truth in malicious)
+    n_wrong = sum(len(found - truth) for found, truth in zip(rejected, malicious, strict=True))
+    assert n_wrong <= 0.05 * n_honest  # the goal of docs/factions.md for honest updates
