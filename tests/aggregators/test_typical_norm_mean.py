@@ -93,8 +93,9 @@ def test_rejected_updates_do_not_move_the_typical_norm() -> None:
 def test_crowded_updates_count_as_much_as_noise_for_the_typical_norm() -> None:
     """Near-duplicates share votes: a filter gives them a third of the weight of noise. They are still the majority."""
     state = TypicalNormMean().init()
-    for _ in range(20):
-        rows, weights = [[1.0, 0.0]] * 6 + [[0.0, 1e6]] * 4, torch.tensor([0.35] * 6 + [1.0] * 4, dtype=torch.float64)
+    for n_noise in [4] * 20 + [6]:  # in the last round the median norm of the round is that of noise, too
+        rows = [[1.0, 0.0]] * (10 - n_noise) + [[0.0, 1e6]] * n_noise
+        weights = torch.tensor([0.35] * (10 - n_noise) + [1.0] * n_noise, dtype=torch.float64)
         update, state = TypicalNormMean()(replace(weights_only(rows), weights=weights), state)
         assert float(update.norm()) <= 1 + 1e-9
 
@@ -112,6 +113,14 @@ def test_nearly_zero_updates_stop_the_model_for_a_few_rounds_only() -> None:
         lengths.append(float(update.norm()))
     assert lengths[0] < 1e-8
     assert lengths[-1] > 0.5
+
+
+def test_after_means_that_canceled_a_step_is_limited_by_the_norms_of_its_own_round() -> None:
+    state = TypicalNormMean().init()
+    for _ in range(20):
+        _, state = TypicalNormMean()(weights_only([[1.0, 0.0]] * 5 + [[-1.0, 0.01]] * 5), state)
+    update, _ = TypicalNormMean()(weights_only([[0.5, 0.0]] * 10), state)
+    assert update.tolist() == pytest.approx([0.3 * 0.5, 0.0])
 
 
 def test_nobody_moves_the_weights() -> None:

@@ -292,6 +292,18 @@ def test_the_model_counts_only_while_most_agree_with_it() -> None:
     assert min(weights[-1][1:]) < 1  # the direction of those rounds opposes them
 
 
+def test_a_reference_with_less_support_than_another_is_tolerant_but_for_a_limit() -> None:
+    """The model and its movement have the limit where many support them, the common direction has none."""
+    agreements = [torch.ones(1, dtype=torch.float64)] * 3
+    for shares, tolerances in [
+        ([0.65, 0.9, 0.65], [1.5, 0.5, 5.0]),
+        ([0.9, 0.65, 0.65], [0.5, 1.5, 5.0]),
+        ([0.57, 0.9, 0.57], [5.0, 0.5, 5.0]),
+    ]:
+        found = 1 / SupportedReferences()._apply_tolerance(agreements, shares).flatten()
+        assert found.tolist() == pytest.approx(tolerances)
+
+
 def test_it_forgets_whole_rounds_and_keeps_enough_updates() -> None:
     rng, rule, state = np.random.default_rng(6), SupportedReferences(), SupportedReferences().init()
     for number in range(70):
